@@ -1,0 +1,200 @@
+"""Writes `docs/run-directory.md` from the schema.
+
+    python -m nanalyze.rundir.document            # write it
+    python -m nanalyze.rundir.document --check    # exit 1 if it is out of date
+
+The file is committed so that it can be read without running anything; a test fails on drift.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from nanalyze.rundir import schema
+from nanalyze.rundir.schema import DELTA, PLAIN, Column, Table
+
+# From the repository's root, where the Makefile and CI call this.
+DOCUMENT = Path("docs/run-directory.md")
+
+HEAD = """\
+<!-- Generated from rundir/schema.py by `make docs`. Do not edit. -->
+# The run directory
+
+A recording is a directory of Parquet files and one small JSON file. It is the only thing that the
+recorder and the analysis share: copy it anywhere, read it with anything that reads Parquet. This
+page describes format version {version}.
+
+    run_dir/
+        run.json
+{tree}
+
+One folder per table, one folder per process in it (Hive partitioning: engines turn the folder's
+name into a column `process`), one file per flush in that. Every file is complete when it appears
+under its name. A table without rows has no folder.
+
+`process` is `<host>-<rank>-<pid>`, with letters, digits, `_`, `.` and `-` only.
+
+## run.json
+
+    {{
+      "format": "{format}",
+      "format_version": {version},
+      "run_id": "32 hex digits, new for each recording",
+      "created_ns": nanoseconds since the Unix epoch,
+      "source": "recorder, or the name of the importer",
+      "settings": {{the recorder's settings}}
+    }}
+
+The first process of a job writes it; the others find it and add their own partitions.
+
+## Shards
+
+    000001-9f86d081884c7d65.parquet
+
+- **Sequence**: six digits or more, from 1, without gaps for each table and process. A gap is a lost
+  file. The last row of `processes` tells how many files each table has had (`shards`, a JSON
+  object), so that a missing tail shows too.
+- **Hash**: the 8-byte BLAKE2b hash of the file, as 16 hex digits
+  (`hashlib.blake2b(data, digest_size=8).hexdigest()`). A file whose bytes give another hash is
+  damaged. Check it: DuckDB verifies no page checksums and returns wrong sums from damaged files.
+- **Names that start with a dot** are unfinished files. Ignore them.
+- The Parquet metadata of each file holds `nanalyze.format_version` and `nanalyze.table`.
+- zstd level 1, row groups of {row_group_rows:,} rows, page checksums. Instants and ids that grow are
+  `{delta}`, durations and values `{plain}`; all else is dictionary-encoded.
+  `benchmarks/storage.py` compares this with the alternatives.
+
+A process that is killed leaves whole files up to its last flush, possibly one dotfile, and no
+final row in `processes` (`ended_ns` is NULL in its latest row).
+
+## Conventions
+
+- Instants (`*_ns`) are integer nanoseconds since the Unix epoch on the host's realtime clock. CUPTI
+  uses the same clock, so rows of different tables compare directly.
+- Sizes are bytes, frequencies Hz. The unit is in the name of the column.
+- NULL means not measured or not applicable. It is never 0, -1 or NaN.
+- Ids are unique in a process; join on `process` and the id. `kernel_class_id` alone is the same in
+  every process and run.
+
+## Reading it
+
+`nanalyze sql run_dir` and `nanalyze.analysis.open("run_dir")` check the hashes and add views. Without
+nanalyze, read the files as they stand, also while the job runs:
+
+DuckDB:
+
+```python
+import duckdb
+
+duckdb.sql(\"\"\"
+    SELECT name, count(*) AS launches, sum(duration_ns) AS total_ns
+    FROM read_parquet('run_dir/kernels/**/*.parquet', hive_partitioning = true)
+    JOIN (SELECT DISTINCT kernel_class_id, name FROM read_parquet('run_dir/kernel_classes/**/*.parquet'))
+        USING (kernel_class_id)
+    GROUP BY name
+    ORDER BY total_ns DESC, name
+\"\"\").show()
+```
+
+pandas, through pyarrow:
+
+```python
+import pyarrow.dataset
+
+dataset = pyarrow.dataset.dataset("run_dir/kernels", format="parquet", partitioning="hive")
+kernels = dataset.to_table().to_pandas()
+```
+
+Spark:
+
+```
+spark.read.parquet("run_dir/kernels").createOrReplaceTempView("kernels")
+```
+
+A reader that wants to trust what it reads checks four things: the version in `run.json`, each
+file's hash, gaps in the sequence, and the counts in `processes.shards`:
+
+```python
+import hashlib, pathlib
+
+for path in sorted(pathlib.Path("run_dir").glob("*/process=*/[0-9]*.parquet")):
+    stated = path.stem.split("-")[1]
+    if hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() != stated:
+        print(f"damaged: {{path}}")
+```
+
+## Versions
+
+{history}
+
+A reader refuses versions that it does not know. Any change of a table or of this layout makes a new
+version; each keeps its line here.
+
+## Tables
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [_head()]
+    parts += [_table(table) for table in schema.TABLES.values()]
+    return "\n".join(parts)
+
+
+def _head() -> str:
+    from nanalyze.rundir.shards import ROW_GROUP_ROWS
+
+    example = "process=node7-0-4242/000001-9f86d081884c7d65.parquet"
+    return HEAD.format(
+        version=schema.FORMAT_VERSION,
+        format=schema.FORMAT_NAME,
+        tree="\n".join(f"        {name}/{example}" for name in schema.TABLES),
+        row_group_rows=ROW_GROUP_ROWS,
+        delta=DELTA,
+        plain=PLAIN,
+        history="\n".join(f"- **{version}**: {text}" for version, text in schema.HISTORY.items()),
+    )
+
+
+def _table(table: Table) -> str:
+    lines = [
+        f"### {table.name}",
+        "",
+        table.meaning,
+        "",
+        "| column | type | unit | NULL | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [_row(column) for column in _columns(table)]
+    if table.open_ended:
+        lines += ["", "Any further column is a counter, float64, named as the counter."]
+    return "\n".join([*lines, ""])
+
+
+def _columns(table: Table) -> Iterator[Column]:
+    yield from table.columns
+    yield schema.PROCESS_COLUMN
+
+
+def _row(column: Column) -> str:
+    nullable = "yes" if column.nullable else ""
+    meaning = column.meaning.replace("|", "\\|")  # a bare bar would end the cell
+    return f"| `{column.name}` | {column.type} | {column.unit} | {nullable} | {meaning} |"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or with `--check` compare it; the exit code."""
+    wanted = document()
+    if "--check" not in arguments:
+        DOCUMENT.parent.mkdir(exist_ok=True)
+        DOCUMENT.write_text(wanted, encoding="utf-8")
+        return 0
+    if DOCUMENT.exists() and DOCUMENT.read_text(encoding="utf-8") == wanted:
+        return 0
+    sys.stderr.write(f"{DOCUMENT}: is not what rundir/schema.py gives. Run `make docs` and commit the result.\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

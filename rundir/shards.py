@@ -1,0 +1,110 @@
+"""Parquet shards: written whole or not at all, each carrying its own hash in its name.
+
+    run_dir/<table>/process=<process>/000001-<hash>.parquet
+
+The name holds what a reader needs to trust the file: a sequence number (a gap shows a lost
+shard) and the 8-byte BLAKE2b hash of its bytes, as 16 hex digits. DuckDB verifies no page
+checksums (117 of 120 flipped bits gave silently wrong sums), so readers check this hash
+instead. Files whose name starts with a dot are unfinished and ignored by every engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nanalyze.rundir.schema import DICTIONARY, TABLES, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SHARD_NAME = re.compile(r"^(\d{6,})-([0-9a-f]{16})\.parquet$")
+PARTITION_NAME = re.compile(r"^process=([A-Za-z0-9_.-]+)$")
+ROW_GROUP_ROWS = 250_000
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard as its path describes it; nothing has been read yet."""
+
+    path: Path
+    table: str
+    process: str
+    sequence: int
+    digest: str
+
+
+def digest(data: bytes | memoryview) -> str:
+    """The 16 hex digits that stand in a shard's name."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def partition_dir(run_dir: Path, table: str, process: str) -> Path:
+    """The folder of a process's shards of one table.
+
+    Raises ValueError for a process name that readers would not take for one.
+    """
+    folder = f"process={process}"
+    if not PARTITION_NAME.fullmatch(folder):
+        raise ValueError(f"process name {process!r}: only letters, digits, '_', '.' and '-' may stand in it")
+    return run_dir / table / folder
+
+
+def encode(rows: pa.Table, table: Table) -> pa.Buffer:
+    """`rows` as the bytes of one Parquet file, each column encoded as its schema says.
+
+    The encodings, row-group size and zstd level 1 were chosen by measurement; see
+    `benchmarks/storage.py` and docs/measurements.md.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    encodings = {c.name: c.encoding for c in table.columns if c.encoding != DICTIONARY}
+    dictionary = [name for name in rows.schema.names if name not in encodings]
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        rows,
+        sink,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=dictionary,
+        column_encoding=encodings or None,
+        row_group_size=ROW_GROUP_ROWS,
+        write_page_checksum=True,
+        store_schema=True,
+    )
+    return sink.getvalue()
+
+
+def write_shard(run_dir: Path, table: str, process: str, sequence: int, rows: pa.Table) -> Shard:
+    """Write `rows` as shard number `sequence`; a reader sees the whole file or none.
+
+    Raises OSError when the directory is full, gone or not writable; no partial file is left
+    under a name that readers accept.
+    """
+    data = memoryview(encode(rows, TABLES[table]))
+    checksum = digest(data)
+    folder = partition_dir(run_dir, table, process)
+    path = folder / f"{sequence:06d}-{checksum}.parquet"
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f".{path.name}.tmp"
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(data)
+        os.replace(unfinished, path)
+    except BaseException:
+        _remove_quietly(unfinished)
+        raise
+    return Shard(path, table, process, sequence, checksum)
+
+
+def _remove_quietly(path: Path) -> None:
+    """Remove what a failed write left; where even that fails, the reason of the write matters more."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return

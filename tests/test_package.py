@@ -1,0 +1,260 @@
+"""What is installed: packages, data, versions, import hygiene, documented commands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
+
+# What the recorder may not load into other people's processes.
+HEAVY = ("duckdb", "pandas", "matplotlib", "scipy", "torch", "click", "jinja2", "cuda.bindings")
+
+
+def folder_of(package: str) -> Path:
+    top = next(name for name in FOLDERS if package == name or package.startswith(name + "."))
+    return REPOSITORY / FOLDERS[top] / package[len(top) + 1 :].replace(".", "/")
+
+
+def python(code: str, cwd: Path, *flags: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code], cwd=cwd, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# --- pyproject.toml ---------------------------------------------------------------------------
+
+
+def shipped_files() -> set[Path]:
+    """Every file in the packages' folders, as it should be in a wheel."""
+    return {
+        path
+        for folder in FOLDERS.values()
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_every_folder_of_code_or_data_is_a_listed_package() -> None:
+    assert {path.parent for path in shipped_files()} == {folder_of(package) for package in SETUPTOOLS["packages"]}
+
+
+def test_the_lowest_versions_in_ci_are_those_of_pyproject() -> None:
+    lines = (REPOSITORY / ".ci" / "lowest.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    bounds = dict(entry.split(";")[0].split(">=") for entry in PROJECT["project"]["dependencies"])
+    assert pins == {name: ".".join([*bound.split("."), "0", "0"][:3]) for name, bound in bounds.items()}
+
+
+def test_every_foreign_import_is_a_declared_dependency() -> None:
+    declared = {entry.split(">=")[0] for entry in PROJECT["project"]["dependencies"]}
+    imported = set()
+    for path in shipped_files():
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    imported.add((node.module or "").split(".")[0])
+    foreign = imported - set(sys.stdlib_module_names) - {"nanalyze"}
+    optional = {"torch"}
+    assert {{"cuda": "cuda-bindings"}.get(name, name) for name in foreign} - optional <= declared
+
+
+def test_linters_are_pinned_exactly() -> None:
+    dev = PROJECT["project"]["optional-dependencies"]["dev"]
+    assert all("==" in entry for entry in dev if entry.startswith(("ruff", "mypy")))
+    assert sum(entry.startswith(("ruff", "mypy")) for entry in dev) == 2
+
+
+def test_every_data_file_is_matched_by_package_data() -> None:
+    """A file beside the code that no pattern names would be missing from the wheel."""
+    patterns: dict[str, list[str]] = SETUPTOOLS["package-data"]
+    covered = {
+        path
+        for package in SETUPTOOLS["packages"]
+        for pattern in [*patterns["*"], *patterns.get(package, [])]
+        for path in folder_of(package).glob(pattern)
+    }
+    data = {path for path in shipped_files() if path.suffix != ".py"}
+    assert data - covered == set()
+    assert REPOSITORY / "recorder" / "peaks.csv" in data
+
+
+# --- the installed package ----------------------------------------------------------------------
+
+
+def test_data_files_are_found_through_importlib() -> None:
+    assert "Hopper" in resources.files("nanalyze.recorder").joinpath("peaks.csv").read_text(encoding="utf-8")
+    shipped = {path.relative_to(REPOSITORY / "queries") for path in (REPOSITORY / "queries").rglob("*.sql")}
+    for path in shipped:
+        source = resources.files("nanalyze.queries").joinpath(*path.parts).read_text(encoding="utf-8")
+        assert source == (REPOSITORY / "queries" / path).read_text(encoding="utf-8")
+
+
+def test_the_command_line_tells_the_version() -> None:
+    script = Path(sys.executable).with_name("nanalyze")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert metadata.version("nanalyze") in done.stdout
+    assert metadata.version("nanalyze") == PROJECT["project"]["version"]
+
+
+def test_importing_the_recorder_loads_nothing_heavy_and_prints_nothing(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from nanalyze import recorder
+import nanalyze.recorder.peaks, nanalyze.rundir.shards, nanalyze.rundir.runfile
+print(sorted(set({HEAVY!r}) & set(sys.modules)))
+"""
+    assert python(code, tmp_path, "-W", "error") == "[]"
+    assert list(tmp_path.iterdir()) == []
+
+
+def modules() -> list[str]:
+    return [
+        ".".join((package, path.stem)) if path.stem != "__init__" else package
+        for package in SETUPTOOLS["packages"]
+        for path in sorted(folder_of(package).glob("*.py"))
+        if path.stem != "__main__"
+    ]
+
+
+def test_every_module_imports_without_side_effects(tmp_path: Path) -> None:
+    """No GPU, no output, no files, no threads, no changed signal handlers, no environment."""
+    code = f"""
+import importlib, os, signal, threading
+before = (dict(os.environ), threading.active_count(), [signal.getsignal(n) for n in (2, 15)])
+for name in {modules()!r}:
+    importlib.import_module(name)
+assert before == (dict(os.environ), threading.active_count(), [signal.getsignal(n) for n in (2, 15)])
+"""
+    assert python(code, tmp_path) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", sorted(set(FOLDERS.values())))
+def test_a_users_own_module_of_the_same_name_is_not_shadowed(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("whose = 'mine'\n")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from nanalyze import {name} as ours
+import {name}
+print({name}.whose, ours.__name__)
+"""
+    assert python(code, tmp_path.parent, "-P") == f"mine nanalyze.{name}"
+
+
+def test_nothing_is_installed_at_the_top_but_the_namespace(tmp_path: Path) -> None:
+    code = f"""
+import importlib.util
+print([name for name in {sorted(FOLDERS.values())!r} if importlib.util.find_spec(name)])
+"""
+    assert python(code, tmp_path, "-P") == "[]"
+
+
+def test_a_wheel_holds_code_data_and_license(tmp_path: Path) -> None:
+    """Built without isolation, so that the test needs no network."""
+    source = tmp_path / "source"
+    copy_sources(source)
+    done = subprocess.run(
+        [sys.executable, "-c", f"from setuptools import build_meta as b; b.build_wheel({str(tmp_path)!r})"],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("nanalyze-*-py3-none-any.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        f"nanalyze/{path.relative_to(source).as_posix()}"
+        for folder in FOLDERS.values()
+        for path in (source / folder).rglob("*")
+        if path.is_file()
+    }
+    assert {name for name in names if name.startswith("nanalyze/")} == expected
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(tuple(f"{folder}/" for folder in FOLDERS.values())) for name in names)
+
+
+def copy_sources(target: Path) -> None:
+    target.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, target)
+    for folder in FOLDERS.values():
+        shutil.copytree(REPOSITORY / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+# --- docs ---------------------------------------------------------------------------------------
+
+
+def command_line() -> click.Group:
+    from nanalyze import commands
+
+    main: click.Group = commands.main
+    return main
+
+
+def test_the_page_of_commands_is_what_their_help_gives() -> None:
+    from nanalyze.commands import document
+
+    assert (REPOSITORY / document.DOCUMENT).read_text(encoding="utf-8") == document.document(command_line())
+
+
+def test_every_command_and_option_explains_itself() -> None:
+    for name, command in command_line().commands.items():
+        assert f"nanalyze {name}" in (command.help or ""), f"nanalyze {name}: has no example in its help"
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                assert (parameter.help or "").endswith("."), f"nanalyze {name} {parameter.opts[0]}: no sentence of help"
+
+
+def test_a_page_shows_arguments_options_choices_defaults_and_examples() -> None:
+    from nanalyze.commands import document
+
+    @click.command(help="Compare | runs.\n\n    \b\n      nanalyze compare a b\n\fhidden")
+    @click.argument("runs", nargs=-1, required=True)
+    @click.option(
+        "--format", "-f", type=click.Choice(["table", "csv"]), default="table", show_default=True, help="How."
+    )
+    @click.option("--limit", type=click.IntRange(min=1), help="Rows | lines.")
+    @click.option("--force/--no-force", help="Overwrite.")
+    @click.option("--secret", hidden=True)
+    def compare() -> None: ...
+
+    page = document.document(click.Group("nanalyze", {"compare": compare}))
+    assert page.split("\n## ", 1)[1] == (
+        "nanalyze compare\n\n    nanalyze compare [OPTIONS] RUNS...\n\nCompare | runs.\n\n"
+        "```\n  nanalyze compare a b\n```\n\n| option | meaning |\n|---|---|\n"
+        "| `--format`, `-f` table\\|csv | How. [default: table] |\n"
+        "| `--limit` INTEGER | Rows \\| lines. |\n"
+        "| `--force`, `--no-force` | Overwrite. |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "README.md"], ids=lambda path: path.name
+)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
