@@ -1,0 +1,322 @@
+"""Finds the shards of a run directory and says which can be trusted.
+
+Every shard is checked before DuckDB sees it, because DuckDB does not: it verifies no checksums
+(a flipped bit gave silently wrong sums) and one bad file fails a whole query. What is left out
+or missing is listed as `Damage`; everything else stays readable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nanalyze.rundir.schema import FORMAT_VERSION, TABLE_KEY, TABLES, VERSION_KEY, Table
+from nanalyze.rundir.shards import PARTITION_NAME, SHARD_NAME, Shard
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Progress = Callable[[int, int], None]
+
+RESTORE = "Copy it again from where it was recorded; the rest of the run was read without it."
+RECORD_AGAIN = "Its rows cannot be recovered; the rest of the run was read without them."
+UPGRADE = "Upgrade nanalyze (pip install -U nanalyze) to read it."
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One shard, partition or file that was left out or is missing; `path` is within the run directory."""
+
+    path: str
+    table_name: str
+    process: str | None
+    problem: str
+    remedy: str
+
+
+@dataclass
+class Catalog:
+    """What a run directory holds: good shards a table, and the damage."""
+
+    shards: dict[str, list[Shard]] = field(default_factory=lambda: {name: [] for name in TABLES})
+    extra_columns: dict[str, list[str]] = field(default_factory=dict)
+    damage: list[Damage] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.shards.values())
+
+    def paths(self, table: str) -> list[str]:
+        """The table's good files, by process and sequence."""
+        return [str(shard.path) for shard in self.shards[table]]
+
+
+class ShardProblem(Exception):
+    """Why a shard was left out: a sentence for `problem` and one for `remedy`."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+def scan(root: Path, *, verify: bool = True, progress: Progress | None = None) -> Catalog:
+    """The catalog of the run directory at `root`, an absolute path without symlinks.
+
+    Without `verify` the hashes are not compared (the footers still are): quicker by reading less.
+    `progress` is called with the shards checked so far and their number.
+    """
+    catalog = Catalog()
+    found = [shard for table in TABLES.values() for shard in _find(root, table, catalog.damage)]
+    _report_gaps(root, found, catalog.damage)
+    for done, (shard, outcome) in enumerate(_checked(found, root, verify), 1):
+        if isinstance(outcome, ShardProblem):
+            catalog.damage.append(
+                _damage(root, shard.path, shard.table, shard.process, outcome.problem, outcome.remedy)
+            )
+        else:
+            catalog.shards[shard.table].append(shard)
+            _note_extra(catalog, shard.table, outcome)
+        if progress is not None:
+            progress(done, len(found))
+    _report_lost_tail(root, found, catalog)
+    _report_unannounced(root, found, catalog.damage)
+    catalog.damage.sort(key=lambda d: (d.table_name, d.process or "", d.path, d.problem))
+    return catalog
+
+
+def _checked(shards: list[Shard], root: Path, verify: bool) -> Iterator[tuple[Shard, list[str] | ShardProblem]]:
+    def check(shard: Shard) -> list[str] | ShardProblem:
+        try:
+            return _check(shard, root, verify)
+        except ShardProblem as problem:
+            return problem
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        yield from zip(shards, pool.map(check, shards), strict=True)
+
+
+def _note_extra(catalog: Catalog, table: str, extra: list[str]) -> None:
+    known = catalog.extra_columns.setdefault(table, [])
+    known.extend(name for name in extra if name not in known)
+
+
+# --- finding -----------------------------------------------------------------------------------
+
+
+def _find(root: Path, table: Table, damage: list[Damage]) -> Iterator[Shard]:
+    """Shards of one table by their names; what has no place there goes to `damage`."""
+    for entry in _entries(root / table.name, root, table.name, None, damage):
+        match = PARTITION_NAME.match(entry.name)
+        if match is None:
+            damage.append(_foreign(root, entry.path, table.name, None, "process=<name>"))
+            continue
+        process = match.group(1)
+        for file in _entries(Path(entry.path), root, table.name, process, damage):
+            name = SHARD_NAME.match(file.name)
+            if name is None:
+                damage.append(_foreign(root, file.path, table.name, process, "<number>-<hash>.parquet"))
+            else:
+                yield Shard(Path(file.path), table.name, process, int(name.group(1)), name.group(2))
+
+
+def _entries(folder: Path, root: Path, table: str, process: str | None, damage: list[Damage]) -> list[os.DirEntry[str]]:
+    """Entries by name; none, and a note in `damage`, if the folder cannot be read or lies elsewhere."""
+    if not folder.exists() and not folder.is_symlink():
+        return []
+    try:
+        if _leaves(folder, root):
+            problem = "is a symbolic link out of the run directory"
+            damage.append(_damage(root, folder, table, process, problem, "Put the files themselves there."))
+            return []
+        with os.scandir(folder) as entries:
+            # A leading dot or underscore marks unfinished and bookkeeping files for every engine.
+            return sorted((e for e in entries if not e.name.startswith((".", "_"))), key=lambda e: e.name)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        damage.append(_damage(root, folder, table, process, problem, "Give yourself read permission for it."))
+        return []
+
+
+def _leaves(path: Path, root: Path) -> bool:
+    return not path.resolve().is_relative_to(root)
+
+
+def _foreign(root: Path, path: str, table: str, process: str | None, expected: str) -> Damage:
+    problem = f"is not named {expected}, so nanalyze did not write it"
+    return _damage(root, Path(path), table, process, problem, "It was ignored: move it out of the run directory.")
+
+
+def _damage(root: Path, path: Path, table: str, process: str | None, problem: str, remedy: str) -> Damage:
+    return Damage(path.relative_to(root).as_posix(), table, process, problem, remedy)
+
+
+# --- checking one shard ------------------------------------------------------------------------
+
+
+def _check(shard: Shard, root: Path, verify: bool) -> list[str]:
+    """The shard's columns beyond the declared ones; ShardProblem if it cannot be used."""
+    try:
+        if _leaves(shard.path, root):
+            raise ShardProblem("is a symbolic link out of the run directory", "Put the file itself there.")
+        size = shard.path.stat().st_size
+        if size == 0:
+            raise ShardProblem("is empty", RESTORE)
+        if verify and _digest(shard.path) != shard.digest:
+            raise ShardProblem("does not match the hash in its name: it was changed or cut short", RESTORE)
+    except OSError as error:
+        remedy = "Give yourself read permission for it."
+        raise ShardProblem(f"cannot be read: {error.strerror}", remedy) from error
+    return _check_schema(_schema(shard.path), TABLES[shard.table])
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def _schema(path: Path) -> pa.Schema:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_schema(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ShardProblem("is not a Parquet file, or its footer is damaged", RESTORE) from error
+
+
+def _check_schema(schema: pa.Schema, table: Table) -> list[str]:
+    metadata = schema.metadata or {}
+    version = metadata.get(VERSION_KEY, b"").decode("utf-8", "replace")
+    if not version:
+        raise ShardProblem("is a Parquet file that nanalyze did not write", "Move it out of the run directory.")
+    if version != str(FORMAT_VERSION):
+        raise ShardProblem(f"has format version {version!r}, this nanalyze reads version {FORMAT_VERSION}", UPGRADE)
+    written_for = metadata.get(TABLE_KEY, b"").decode("utf-8", "replace")
+    if written_for != table.name:
+        problem = f"belongs to table {written_for!r}, not {table.name!r}"
+        raise ShardProblem(problem, f"Move it to the folder {written_for}/.")
+    return _check_columns(schema, table)
+
+
+def _check_columns(schema: pa.Schema, table: Table) -> list[str]:
+    names = schema.names
+    extra = [name for name in names if name not in table.column_names]
+    problems = _column_problems(schema, table)
+    if len(set(names)) != len(names):
+        problems.append("has columns of the same name")
+    if not table.open_ended:
+        problems += [f"has an unknown column {name!r}" for name in extra]
+    else:
+        problems += [f"column {n!r} is {schema.field(n).type}, not double" for n in extra if not _is_double(schema, n)]
+    if problems:
+        raise ShardProblem("; ".join(problems), RECORD_AGAIN)
+    return extra
+
+
+def _column_problems(schema: pa.Schema, table: Table) -> list[str]:
+    problems = []
+    for column in table.columns:
+        index = schema.get_field_index(column.name)
+        if index < 0:
+            if column.name not in schema.names:
+                problems.append(f"column {column.name!r} is missing")
+        elif (found := _type_name(schema.field(index).type)) != column.type:
+            problems.append(f"column {column.name!r} is {found}, not {column.type}")
+    return problems
+
+
+def _type_name(arrow_type: pa.DataType) -> str:
+    """The name `schema.py` uses; the string types differ in memory only, not in the file."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
+        return "string"
+    return {"double": "float64"}.get(str(arrow_type), str(arrow_type))
+
+
+def _is_double(schema: pa.Schema, name: str) -> bool:
+    return schema.get_field_index(name) >= 0 and str(schema.field(name).type) == "double"
+
+
+# --- missing shards ----------------------------------------------------------------------------
+
+
+def _by_partition(shards: Iterable[Shard]) -> dict[tuple[str, str], list[int]]:
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for shard in shards:
+        numbers.setdefault((shard.table, shard.process), []).append(shard.sequence)
+    return numbers
+
+
+def _report_gaps(root: Path, found: list[Shard], damage: list[Damage]) -> None:
+    """Numbers run from 1 without a gap, so a gap is a lost shard and a number used twice a clash."""
+    for (table, process), numbers in _by_partition(found).items():
+        previous = 0
+        for number in sorted(numbers):
+            if number > previous + 1:
+                damage.append(_lost(root, table, process, previous + 1, number - 1))
+            elif number == previous:
+                folder = root / table / f"process={process}"
+                problem = f"has shard number {number} more than once"
+                remedy = "All were read, so rows may be counted twice: keep the right one."
+                damage.append(_damage(root, folder, table, process, problem, remedy))
+            previous = number
+
+
+def _report_lost_tail(root: Path, found: list[Shard], catalog: Catalog) -> None:
+    """Shards that a process says it wrote but that are not there."""
+    present = _by_partition(found)
+    for process, counts in _declared(catalog).items():
+        for table, count in counts.items():
+            last = max(present.get((table, process), [0]))
+            if table in TABLES and count > last:
+                catalog.damage.append(_lost(root, table, process, last + 1, count))
+
+
+def _report_unannounced(root: Path, found: list[Shard], damage: list[Damage]) -> None:
+    """A process writes its row in `processes` before anything else, so one without has lost it."""
+    announced = {shard.process for shard in found if shard.table == "processes"}
+    for process in sorted({shard.process for shard in found} - announced):
+        damage.append(_lost(root, "processes", process, 1, 1))
+
+
+def _declared(catalog: Catalog) -> dict[str, dict[str, int]]:
+    """Shards a table by process, as each process's closing row in `processes` counts them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    latest: dict[str, tuple[int, str]] = {}
+    for shard in catalog.shards["processes"]:
+        try:
+            rows = pq.ParquetFile(shard.path).read(columns=["recorded_ns", "shards"]).to_pylist()
+        except (pa.ArrowException, OSError):
+            continue
+        for row in rows:
+            if row["shards"] and row["recorded_ns"] >= latest.get(shard.process, (0, ""))[0]:
+                latest[shard.process] = (row["recorded_ns"], row["shards"])
+    return {process: _counts(text) for process, (_, text) in latest.items()}
+
+
+def _counts(text: str) -> dict[str, int]:
+    try:
+        counts = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return {}
+    if not isinstance(counts, dict):
+        return {}
+    return {table: count for table, count in counts.items() if isinstance(count, int)}
+
+
+def _lost(root: Path, table: str, process: str, first: int, last: int) -> Damage:
+    which = f"shard {first} is" if first == last else f"shards {first} to {last} are"
+    folder = root / table / f"process={process}"
+    return _damage(root, folder, table, process, f"{which} missing", RESTORE.replace("it", "the folder", 1))

@@ -1,0 +1,140 @@
+"""Makes the connection behind a run: the views over its good shards, locked so that it only reads."""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from nanalyze import queries
+from nanalyze.analysis import catalog, settings, sqltext
+from nanalyze.rundir.schema import TABLES, Table
+
+TYPES = {"int32": "INTEGER", "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN"}
+_DAMAGE_COLUMNS = [(c, "VARCHAR") for c in ("path", "table_name", "process", "problem", "remedy")]
+
+
+def connect(
+    root: Path,
+    info: Mapping[str, Any],
+    found: catalog.Catalog,
+    overrides: Mapping[str, float],
+    allow_external: bool,
+) -> duckdb.DuckDBPyConnection:
+    """A connection with raw tables in schema `raw`, views in `main` and a locked configuration.
+
+    `info` is the content of run.json, `overrides` settings by name. Raises QueryError for an
+    unknown setting.
+    """
+    connection = _open(found, allow_external)
+    try:
+        _create_views(connection, root, info, found, overrides)
+        connection.execute("SET lock_configuration = true")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open(found: catalog.Catalog, allow_external: bool) -> duckdb.DuckDBPyConnection:
+    """A connection that reaches the good shards and, without `allow_external`, no other file.
+
+    Files are allowed one by one rather than by directory: DuckDB 1.4 follows a symbolic link
+    inside an allowed directory to wherever it points.
+    """
+    connection = duckdb.connect(":memory:")
+    scratch = Path(tempfile.gettempdir(), f"nanalyze-{uuid.uuid4().hex}")  # DuckDB makes it when it must spill
+    connection.execute(f"SET temp_directory = {sqltext.literal(str(scratch))}")
+    connection.execute("SET GLOBAL python_enable_replacements = false")
+    if not allow_external:
+        connection.execute("SET autoinstall_known_extensions = false")
+        connection.execute("SET autoload_known_extensions = false")
+        paths = [path for table in TABLES for path in found.paths(table)]
+        # The pattern that stands for a path with [ or * in it is checked before it is expanded.
+        allowed = sorted({*paths, *map(glob.escape, paths)})
+        connection.execute("SET allowed_paths = " + _list(allowed))
+        connection.execute("SET enable_external_access = false")
+    return connection
+
+
+def _create_views(
+    connection: duckdb.DuckDBPyConnection,
+    root: Path,
+    info: Mapping[str, Any],
+    found: catalog.Catalog,
+    overrides: Mapping[str, float],
+) -> None:
+    connection.execute("CREATE SCHEMA raw")
+    sources = {table.name: _table_source(table, root, found) for table in TABLES.values()}
+    sources.update(_constant_sources(info, found, overrides))
+    for view, source in sources.items():
+        connection.execute(f"CREATE VIEW raw.{sqltext.name(view)} AS {source}")
+    for view in queries.VIEWS:
+        connection.execute(f"CREATE VIEW main.{sqltext.name(view)} AS {queries.view(view).sql}")
+
+
+def _constant_sources(
+    info: Mapping[str, Any], found: catalog.Catalog, overrides: Mapping[str, float]
+) -> dict[str, str]:
+    run = (str(info.get("run_id")), _integer(info.get("created_ns")), str(info.get("source")), info["format_version"])
+    damage = [(d.path, d.table_name, d.process, d.problem, d.remedy) for d in found.damage]
+    number = [
+        ("name", "VARCHAR"),
+        ("value", "DOUBLE"),
+        ("text", "VARCHAR"),
+        ("unit", "VARCHAR"),
+        ("meaning", "VARCHAR"),
+    ]
+    metric = [("metric", "VARCHAR"), ("counter", "VARCHAR"), ("preference", "INTEGER"), ("unit", "VARCHAR")]
+    identity = [("run_id", "VARCHAR"), ("created_ns", "BIGINT"), ("source", "VARCHAR"), ("format_version", "INTEGER")]
+    return {
+        "run": sqltext.values(identity, [run]),
+        "damage": sqltext.values(_DAMAGE_COLUMNS, damage),
+        "settings": sqltext.values(number, settings.settings_rows(overrides)),
+        "communication_patterns": sqltext.values(
+            [("pattern", "VARCHAR"), ("meaning", "VARCHAR")], settings.COMMUNICATION_PATTERNS
+        ),
+        "counter_metrics": sqltext.values(metric, settings.counter_metrics_rows()),
+        "student_t": sqltext.values(
+            [("degrees", "INTEGER"), ("quantile", "DOUBLE")], list(enumerate(settings.STUDENT_T, 1))
+        ),
+    }
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def _table_source(table: Table, root: Path, found: catalog.Catalog) -> str:
+    """A SELECT of the table's columns, in order, from its good shards."""
+    declared = [(column.name, TYPES[column.type]) for column in table.columns]
+    extra = [(column, "DOUBLE") for column in sorted(found.extra_columns.get(table.name, []))]
+    columns = [*declared, *extra]
+    files = found.paths(table.name)
+    if not files:
+        return sqltext.empty([*columns, ("process", "VARCHAR")])
+    casts = ", ".join(f"CAST({sqltext.name(c)} AS {t}) AS {sqltext.name(c)}" for c, t in columns)
+    options = f"union_by_name = {str(table.open_ended).lower()}"
+    if "=" in str(root):
+        # A parent folder such as `process=x` or `start_ns=1` would be taken for a partition.
+        process = r"regexp_extract(filename, 'process=([^/\\]+)[/\\][^/\\]+$', 1)"
+        options += ", hive_partitioning = false, filename = true"
+    else:
+        process = "process"
+        options += ", hive_partitioning = true, hive_types = {'process': VARCHAR}"
+    listed = _list([_pattern(path) for path in files])
+    return f"SELECT {casts}, CAST({process} AS VARCHAR) AS process FROM read_parquet({listed}, {options})"
+
+
+def _pattern(path: str) -> str:
+    """`path` such that read_parquet takes it for itself, though it holds *, ? or [."""
+    return glob.escape(path)
+
+
+def _list(texts: Sequence[str]) -> str:
+    return "[" + ", ".join(sqltext.literal(text) for text in texts) + "]"

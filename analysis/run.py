@@ -1,0 +1,302 @@
+"""Opens a run directory: checked shards, the views over them, and a connection that only reads.
+
+import nanalyze.analysis as na
+
+with na.open("run_dir") as run:
+    print(run.verdicts()[["kernel", "share", "bound", "reason"]])
+    print(run.sql("SELECT stream_id, count(*) AS launches FROM kernels GROUP BY 1"))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from nanalyze import queries
+from nanalyze.analysis import catalog, connection, sqltext
+from nanalyze.rundir import runfile
+from nanalyze.rundir.errors import QueryError, RunError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+BATCH_ROWS = 10_000
+
+
+def open(
+    run_dir: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    allow_external: bool = False,
+    settings: Mapping[str, float] | None = None,
+    progress: catalog.Progress | None = None,
+) -> Run:
+    """Open `run_dir` for reading, as it stands now: shards written later are not seen.
+
+    verify: compare each shard with the hash in its name (reads every byte once).
+    allow_external: let queries read files outside the run directory.
+    settings: thresholds by name, in place of those of `nanalyze.analysis.settings.SETTINGS`.
+    progress: called with (shards checked, shards in all).
+
+    Raises RunError for a directory that holds no readable run, FormatVersionError for one that
+    a newer nanalyze wrote and QueryError for an unknown setting. Damaged shards raise nothing:
+    they are left out and listed by `Run.damage`.
+    """
+    path = Path(run_dir)
+    info = runfile.read(path)
+    root = path.resolve()
+    found = catalog.scan(root, verify=verify, progress=progress)
+    if found.is_empty:
+        raise RunError(_nothing_readable(path, found))
+    return Run(path, root, info, found, dict(settings or {}), allow_external)
+
+
+def _nothing_readable(path: Path, found: catalog.Catalog) -> str:
+    if not found.damage:
+        return f"{path}: holds no shards: nothing was recorded yet, or the recorder was stopped before its first flush."
+    first = found.damage[0]
+    return (
+        f"{path}: none of its shards can be read ({len(found.damage)} problems). "
+        f"The first: {first.path} {first.problem}. {first.remedy}"
+    )
+
+
+class Run:
+    """An open run. Close it, or use it as a context manager; not to be shared between threads.
+
+    `path` is the directory as given, `info` the content of its run.json.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        root: Path,
+        info: Mapping[str, Any],
+        found: catalog.Catalog,
+        overrides: Mapping[str, float],
+        allow_external: bool,
+    ) -> None:
+        self.path = path
+        self.info = dict(info)
+        self._catalog = found
+        self._running: duckdb.DuckDBPyConnection | None = None
+        self._closed = False
+        self._connection = connection.connect(root, self.info, found, overrides, allow_external)
+
+    def sql(self, query: str, parameters: Mapping[str, object] | None = None) -> pd.DataFrame:
+        """The result of one SELECT as a DataFrame.
+
+        `parameters` gives values to `$name` in the query. Integer columns that hold NULL come as
+        pandas' nullable integers, so that nanoseconds stay exact. Raises QueryError.
+        """
+        return _to_pandas(self.arrow(query, parameters))
+
+    def arrow(self, query: str, parameters: Mapping[str, object] | None = None) -> pa.Table:
+        """The result of one SELECT as an Arrow table. Raises QueryError."""
+        import pyarrow as pa
+
+        batches = self.batches(query, parameters)
+        return pa.Table.from_batches(list(batches), batches.schema)
+
+    def batches(self, query: str, parameters: Mapping[str, object] | None = None, rows: int = BATCH_ROWS) -> Batches:
+        """The result of one SELECT as it is computed, about `rows` rows at a time.
+
+        Raises QueryError, here or while the batches are read.
+        """
+        cursor = self._connection_or_error().cursor()
+        statement = sqltext.checked(cursor, query)
+        self._running = cursor
+        return Batches(self._reader(cursor, statement, parameters, rows), self._query_error)
+
+    def query(self, name: str, **parameters: object) -> pd.DataFrame:
+        """The result of the shipped query `name` (see `queries`), its parameters by name.
+
+        Raises QueryError for an unknown query or parameter.
+        """
+        if name not in queries.query_names():
+            raise QueryError(f"{name}: no such query. Shipped are {', '.join(queries.query_names())}.")
+        shipped = queries.query(name)
+        values: dict[str, object] = {p.name: _default(p) for p in shipped.parameters}
+        for parameter in parameters:
+            if parameter not in values:
+                raise QueryError(f"{name}: no parameter {parameter!r}. It takes {', '.join(values) or 'none'}.")
+        values.update(parameters)
+        return self.sql(shipped.sql, values or None)
+
+    def verdicts(self) -> pd.DataFrame:
+        """What bounds each kernel class, with the evidence; largest share of time first."""
+        return self.sql("SELECT * FROM verdicts ORDER BY total_ns DESC NULLS LAST, kernel_class_id")
+
+    def counters(self) -> pd.DataFrame:
+        """Hardware counters of each kernel class, per launch."""
+        return self.sql("SELECT * FROM counters ORDER BY kernel_class_id, counter")
+
+    def kernels(self) -> pd.DataFrame:
+        """Every launch by start, untimed ones last: of a long run, select with `sql` instead."""
+        return self.sql(
+            "SELECT * FROM kernels ORDER BY start_ns NULLS LAST, process, correlation_id, graph_node_id NULLS FIRST"
+        )
+
+    def kernel_classes(self) -> pd.DataFrame:
+        """Every kernel with its launch shape and resources."""
+        return self.sql("SELECT * FROM kernel_classes ORDER BY name, kernel_class_id")
+
+    def kernels_summary(self, rows: int = 1_000_000) -> pd.DataFrame:
+        """The `rows` kernel classes that take the most time, with launches, durations and verdict."""
+        return self.query("top_kernels", rows=rows)
+
+    def ranges(self) -> pd.DataFrame:
+        """Every range of host code by start."""
+        return self.sql("SELECT * FROM ranges ORDER BY start_ns, process, range_id")
+
+    def copies(self) -> pd.DataFrame:
+        """Every memory copy and set by start."""
+        return self.sql("SELECT * FROM copies ORDER BY start_ns NULLS LAST, process, correlation_id")
+
+    def devices(self) -> pd.DataFrame:
+        """Every GPU of every process."""
+        return self.sql("SELECT * FROM devices ORDER BY process, device_id")
+
+    def processes(self) -> pd.DataFrame:
+        """Every process that recorded."""
+        return self.sql("SELECT * FROM processes ORDER BY rank NULLS LAST, process")
+
+    def damage(self) -> pd.DataFrame:
+        """Shards that were left out or are missing; empty where all is well."""
+        return self.sql("SELECT * FROM damage ORDER BY table_name, process NULLS FIRST, path, problem")
+
+    @property
+    def damage_count(self) -> int:
+        """How many rows `damage` has."""
+        return len(self._catalog.damage)
+
+    def interrupt(self) -> None:
+        """Stop the query that is being read, from another thread; reading it then raises QueryError."""
+        if self._running is not None:
+            self._running.interrupt()
+
+    def close(self) -> None:
+        """Release the connection; further queries raise QueryError."""
+        self._closed = True
+        self._connection.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<nanalyze run {str(self.path)!r}, damage {self.damage_count}>"
+
+    def _connection_or_error(self) -> duckdb.DuckDBPyConnection:
+        if self._closed:
+            raise QueryError(f"{self.path}: the run is closed. Open it again.")
+        return self._connection
+
+    def _reader(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        statement: str,
+        parameters: Mapping[str, object] | None,
+        rows: int,
+    ) -> pa.RecordBatchReader:
+        try:
+            # A relation on a cursor of its own: in DuckDB 2.0 an unread result blocks its
+            # connection, and execute() copies every row once more on the way to Arrow.
+            relation: Any = cursor.sql(statement, params=parameters)
+            if hasattr(relation, "to_arrow_reader"):
+                return relation.to_arrow_reader(rows)
+            return relation.fetch_record_batch(rows)  # DuckDB 1.4
+        except (duckdb.BinderException, duckdb.CatalogException) as error:
+            raise sqltext.query_error(_positioned(cursor, error, statement, parameters)) from error
+        except (duckdb.Error, OSError) as error:
+            raise self._query_error(error) from error
+
+    def _query_error(self, error: BaseException) -> QueryError:
+        """The error as the user should read it; a shard that is gone explains any other complaint."""
+        for shard in (shard for shards in self._catalog.shards.values() for shard in shards):
+            if not shard.path.exists():
+                return QueryError(f"{shard.path}: is gone since the run was opened. Open the run again.")
+        return sqltext.query_error(error)
+
+
+class Batches:
+    """A result being read: `schema`, and Arrow record batches one after another, once."""
+
+    def __init__(self, reader: pa.RecordBatchReader, translate: Callable[[BaseException], QueryError]) -> None:
+        self.schema: pa.Schema = reader.schema
+        self._reader = reader
+        self._translate = translate
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        batches = iter(self._reader)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except (duckdb.Error, pa.ArrowException, OSError) as error:
+                raise self._translate(error) from error
+            yield batch
+
+
+def _positioned(
+    cursor: duckdb.DuckDBPyConnection, error: duckdb.Error, query: str, parameters: Mapping[str, object] | None
+) -> duckdb.Error:
+    """The same error with DuckDB's mark of where in the query it is, which relations leave out."""
+    try:
+        cursor.execute(query, parameters)
+    except duckdb.Error as positioned:
+        return positioned
+    return error
+
+
+def _default(parameter: queries.Parameter) -> object:
+    if parameter.default == "NULL":
+        return None
+    return float(parameter.default) if parameter.type == "DOUBLE" else int(parameter.default)
+
+
+# --- results -----------------------------------------------------------------------------------
+
+
+def _integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Sums of integers are 128 bits wide in DuckDB: int64 where they fit, else float64."""
+    import pyarrow as pa
+
+    if not pa.types.is_decimal(column.type) or column.type.scale != 0:
+        return column
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return column.cast(pa.float64())
+
+
+def _to_pandas(table: pa.Table) -> pd.DataFrame:
+    import pandas as pd
+    import pyarrow as pa
+
+    nullable = {
+        pa.int8(): pd.Int8Dtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype(),
+        pa.int64(): pd.Int64Dtype(), pa.uint8(): pd.UInt8Dtype(), pa.uint16(): pd.UInt16Dtype(),
+        pa.uint32(): pd.UInt32Dtype(), pa.uint64(): pd.UInt64Dtype(), pa.bool_(): pd.BooleanDtype(),
+    }  # fmt: skip
+    columns = [
+        column.to_pandas(types_mapper=nullable.get if column.null_count else None)
+        for column in map(_integers, table.columns)
+    ]
+    # By number first: two columns of a result may have the same name.
+    frame = pd.DataFrame(dict(enumerate(columns)), index=pd.RangeIndex(table.num_rows))
+    frame.columns = table.column_names
+    return frame

@@ -1,0 +1,76 @@
+-- report_timeline: how busy were copies on each device over the run's time, and at what clock did its SMs run?
+--
+-- Cut into the same pieces as timeline_utilisation, from which the parameters come. Copies that run
+-- side by side on one device count once.
+--
+-- Parameters:
+--   first_ns  BIGINT   0    Start of the first piece.
+--   width_ns  BIGINT   1    Length of a piece.
+--   buckets   INTEGER  100  Number of pieces.
+--
+-- Columns:
+--   device       VARCHAR  -   UUID, or process/ordinal where that is not known.
+--   bucket       BIGINT   -   Number of the piece, from 0.
+--   copy_ns      BIGINT   ns  Time with at least one copy or set running; NULL where none was.
+--   sm_clock_hz  DOUBLE   Hz  Mean of the SM clock's readings in the piece; NULL where there was none.
+WITH intervals AS (
+    SELECT
+        COALESCE(d.uuid, concat(c.process, '/', CAST(c.device_id AS VARCHAR))) AS device,
+        greatest(c.start_ns, $first_ns) AS start_ns,
+        least(c.start_ns + c.duration_ns, $first_ns + $width_ns * $buckets) AS end_ns
+    FROM copies AS c
+    LEFT JOIN devices AS d ON d.process = c.process AND d.device_id = c.device_id
+    -- The limits keep damaged instants from overflowing the sum.
+    WHERE c.duration_ns BETWEEN 1 AND 1000000000000000 AND c.start_ns BETWEEN 0 AND 4000000000000000000
+),
+earlier AS (
+    SELECT
+        device, start_ns, end_ns,
+        max(end_ns) OVER (
+            PARTITION BY device ORDER BY start_ns, end_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS covered_ns
+    FROM intervals
+    WHERE end_ns > start_ns
+),
+fresh AS (
+    SELECT device, greatest(start_ns, COALESCE(covered_ns, start_ns)) AS start_ns, end_ns
+    FROM earlier
+),
+pieces AS (
+    SELECT
+        device, start_ns, end_ns,
+        unnest(range((start_ns - $first_ns) // $width_ns, (end_ns - 1 - $first_ns) // $width_ns + 1)) AS bucket
+    FROM fresh
+    WHERE end_ns > start_ns
+),
+copying AS (
+    SELECT
+        device, bucket,
+        sum(
+            least(end_ns, $first_ns + (bucket + 1) * $width_ns) - greatest(start_ns, $first_ns + bucket * $width_ns)
+        ) AS copy_ns
+    FROM pieces
+    GROUP BY device, bucket
+),
+readings AS (
+    SELECT
+        COALESCE(d.uuid, concat(s.process, '/', CAST(s.device_id AS VARCHAR))) AS device,
+        (s.time_ns - $first_ns) // $width_ns AS bucket,
+        s.sm_clock_hz
+    FROM device_state AS s
+    LEFT JOIN devices AS d ON d.process = s.process AND d.device_id = s.device_id
+    WHERE s.sm_clock_hz > 0 AND s.time_ns >= $first_ns AND s.time_ns < $first_ns + $width_ns * $buckets
+),
+clocks AS (
+    SELECT device, bucket, avg(sm_clock_hz) AS sm_clock_hz
+    FROM readings
+    GROUP BY device, bucket
+)
+SELECT
+    COALESCE(c.device, k.device) AS device,
+    CAST(COALESCE(c.bucket, k.bucket) AS BIGINT) AS bucket,
+    CAST(c.copy_ns AS BIGINT) AS copy_ns,
+    k.sm_clock_hz
+FROM copying AS c
+FULL JOIN clocks AS k ON k.device = c.device AND k.bucket = c.bucket
+ORDER BY COALESCE(c.device, k.device), COALESCE(c.bucket, k.bucket)
