@@ -1,0 +1,97 @@
+"""summary.json: the report's numbers for programs. docs/report.md documents its shape.
+
+Rules that hold for every version: identifiers of 63 bits and instants are strings (JavaScript
+and jq hold integers exactly up to 2**53 only), durations are integer nanoseconds, shares go from
+0 to 1, percentages from 0 upwards, and what is not known is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from nanalyze.analysis.report import values
+from nanalyze.analysis.report.cells import Row
+from nanalyze.analysis.report.collect import Data
+from nanalyze.analysis.report.kernels import rest
+
+SUMMARY_VERSION = 1
+
+# Evidence of a kernel that is copied from `verdicts` as it stands.
+KERNEL_KEYS = (
+    "kernel", "bound", "level_or_pipe", "reason", "launches", "total_ns", "mean_ns", "share", "compute_pct",
+    "memory_pct", "occupancy_pct", "method", "launches_measured", "over_peak",
+)  # fmt: skip
+DEVICE_KEYS = ("uuid", "name", "chip", "sm_count", "sm_clock_max_hz", "dram_peak_bytes_per_s", "peaks_source")
+RECORDING_KEYS = ("cpu_ns", "exact_launches", "exact_ns", "exact_passes", "records_lost", "losses", "damage")
+TOTAL_KEYS = ("launches", "launches_untimed", "launches_in_graphs", "launches_measured", "kernel_classes",
+              "classes_with_counters", "kernel_ns", "active_ns", "recorded_ns")  # fmt: skip
+
+
+def summary(data: Data, headline: Sequence[str], version: str, files: Sequence[str]) -> dict[str, Any]:
+    """The summary as a JSON-able dict."""
+    return {
+        "summary_version": SUMMARY_VERSION,
+        "nanalyze_version": version,
+        "run": {
+            "run_id": str(data.run.get("run_id")),
+            "name": data.run["name"],
+            "source": data.run.get("source"),
+            "created": values.iso(data.run.get("created_ns")),
+        },
+        "headline": [sentence.replace(values.THIN, " ") for sentence in headline],
+        "first_kernel_start": values.iso(data.totals["first_ns"]),
+        "last_kernel_end": values.iso(data.totals["last_ns"]),
+        "totals": _pick(data.totals, TOTAL_KEYS),
+        "verdicts": [_pick(row, ("bound", "kernel_classes", "launches", "total_ns", "share")) for row in data.bounds],
+        "verdict_parts": [dict(row) for row in data.shares],
+        "kernels": [_kernel(row, data) for row in data.kernels],
+        "other_kernels": rest(data.tables["verdicts"], len(data.kernels)),
+        "methods": list(data.methods),
+        "utilisation": [
+            _pick(row, ("device", "label", "active_ns", "busy_ns", "busy_share", "copy_ns", "copy_share"))
+            for row in data.use
+        ],
+        "copies": data.rows("copies"),
+        "devices": [{**_pick(row, DEVICE_KEYS), "processes": row["processes"]} for row in data.devices],
+        "processes": [_process(row) for row in data.rows("processes")],
+        "recording": _pick(data.recording, RECORDING_KEYS),
+        "losses": list(data.losses),
+        "thresholds": {row["name"]: row["value"] for row in data.rows("settings")},
+        "files": sorted(files),
+    }
+
+
+def encode(content: dict[str, Any]) -> str:
+    """`content` as JSON text; NaN and infinities, which JSON has not, become null."""
+    return json.dumps(_finite(content), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _kernel(row: Row, data: Data) -> dict[str, Any]:
+    class_id = row["kernel_class_id"]
+    return {"kernel_class_id": str(class_id), **_pick(row, KERNEL_KEYS), "shape": data.shapes.get(class_id)}
+
+
+def _process(row: Row) -> dict[str, Any]:
+    return {
+        **_pick(row, ("process", "host", "pid", "rank", "ending", "kernels_written", "records_lost")),
+        "started": values.iso(row["started_ns"]),
+        "ended": values.iso(row["ended_ns"]),
+        "cut_off": row["ended_ns"] is None,
+    }
+
+
+def _pick(row: Row, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: row[key] for key in keys}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

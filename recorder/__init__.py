@@ -1,0 +1,78 @@
+"""Record what a job's kernels do, while it runs.
+
+    from nanalyze import recorder
+
+    with recorder.record("run_dir"):
+        with recorder.annotate("step", flops=1e12):
+            train_step()
+
+Importing this needs neither a GPU nor CUDA and changes nothing in the process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from nanalyze.recorder.ranges import annotate
+
+if TYPE_CHECKING:
+    from nanalyze.recorder.exact import Exact
+    from nanalyze.recorder.session import Recorder
+
+__all__ = ["Exact", "Recorder", "annotate", "record", "start", "stop"]
+
+_active: Any = None
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Exact":
+        from nanalyze.recorder.exact import Exact
+
+        return Exact
+    if name == "Recorder":
+        from nanalyze.recorder.session import Recorder
+
+        return Recorder
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
+    """Start recording into `run_dir`; use the result as a context manager, or `stop()` it.
+
+    Settings: `layers` (of "timeline", "ranges", "device_state"), `flush_s` (seconds between
+    writes: the most a kill -9 can cost), `exact` (an `Exact`, for hardware counters of chosen
+    launches), `append` (add to a run directory that already holds a run).
+
+    Raises RecorderError for wrong settings, a directory that cannot be used, or a recording
+    already in progress. What is missing on the machine (GPU, CUPTI, permission) raises nothing:
+    it is said in one line on stderr and in the `events` table, and the job goes on.
+    """
+    global _active
+    from nanalyze.recorder import lifecycle
+    from nanalyze.recorder.session import Recorder, Settings
+    from nanalyze.rundir.errors import RecorderError
+
+    if _active is not None and not _active.is_stopped:
+        raise RecorderError(f"already recording into {_active.run_dir}: stop that first")
+    try:
+        options = Settings(**settings)
+    except TypeError:
+        known = ", ".join(Settings.__dataclass_fields__)
+        raise RecorderError(f"unknown setting in {sorted(settings)}: the settings are {known}") from None
+    _active = Recorder(run_dir, options)
+    lifecycle.watch(_active)
+    return _active  # type: ignore[no-any-return]
+
+
+def start(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
+    """The same as `record`, for use with `stop()`."""
+    return record(run_dir, **settings)
+
+
+def stop() -> None:
+    """End the recording in progress; does nothing if there is none."""
+    global _active
+    recording, _active = _active, None
+    if recording is not None:
+        recording.stop()

@@ -1,0 +1,397 @@
+"""One recording: starts the layers, runs the recorder's thread, writes the run directory.
+
+The job's threads only launch kernels, append to queues and read the clock; decoding, NVML and
+the disk belong to the recorder's thread. No failure in here may reach the job: a layer that
+fails stops, says so once on stderr and in `events`, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nanalyze.recorder import cupti as cu
+from nanalyze.recorder import device, ranges
+from nanalyze.recorder.exact import Exact, ExactLayer, Measurement
+from nanalyze.recorder.timeline import Timeline
+from nanalyze.recorder.writer import Writer
+from nanalyze.rundir import runfile
+from nanalyze.rundir.errors import NanalyzeError, RecorderError
+
+TICK_S = 1.0  # how often CUPTI is asked for its buffers and NVML for the clocks
+LAYERS = ("timeline", "ranges", "device_state")
+SYNCHRONIZE_PATIENCE_S = 10.0
+
+# Rank variables of common launchers: torchrun, Open MPI, PMIx, MPICH and Intel MPI, Slurm.
+_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_JOB = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_JOBID", "OMPI_MCA_orte_jobid")
+
+
+def warn(message: str) -> None:
+    """One line on stderr; a closed stderr is nobody's problem."""
+    with contextlib.suppress(Exception):
+        print(f"nanalyze: {message}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a recording was asked to do; kept in the run directory."""
+
+    layers: tuple[str, ...] = LAYERS
+    flush_s: float = 5.0
+    exact: Exact | None = None
+    append: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = set(self.layers) - set(LAYERS)
+        if unknown:
+            raise RecorderError(f"unknown layer {sorted(unknown)[0]!r}: the layers are {', '.join(LAYERS)}")
+        if not self.flush_s > 0:
+            raise RecorderError(f"flush_s={self.flush_s}: must be above 0 seconds")
+
+
+def _from_environment(names: tuple[str, ...]) -> int | None:
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdecimal()), None)
+
+
+class Recorder:
+    """A recording in progress; made by `record` and `start`, ended by `stop`."""
+
+    def __init__(self, run_dir: str | os.PathLike[str], settings: Settings) -> None:
+        self.run_dir = Path(run_dir)
+        self.settings = settings
+        self.rank = _from_environment(_RANK)
+        self._pid = os.getpid()
+        _import_writer_libraries()
+        self._started_ns = time.time_ns()
+        self._open_run()
+        self._writer = Writer(self.run_dir, self._process_name(), self._complain)
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._tick_lock = threading.Lock()
+        self._ranges = ranges.RangeLog()
+        self._cupti: cu.Cupti | None = None
+        self._timeline: Timeline | None = None
+        self._exact: ExactLayer | None = None
+        self._unresolved: list[Measurement] = []
+        self._devices: device.Devices | None = None
+        self._running_layers: list[str] = []
+        self._cpu_ns = 0
+        self._stopped = False
+        self._said: set[str] = set()
+        self._start_layers()
+        self._thread = threading.Thread(target=self._run, name="nanalyze-recorder", daemon=True)
+        self._thread.start()
+
+    # -- the run directory ------------------------------------------------------------------------
+
+    def _open_run(self) -> None:
+        """Create the run directory; refuse one that holds another job's data."""
+        job = {name: os.environ[name] for name in _JOB if name in os.environ}
+        if self.run_dir.is_dir() and any(self.run_dir.iterdir()):
+            existing = runfile.read(self.run_dir)
+            same_job = bool(job) and existing.get("settings", {}).get("job") == job
+            if not (self.settings.append or same_job):
+                raise RecorderError(
+                    f"{self.run_dir}: already holds a run. Choose another directory, or pass append=True to add to it."
+                )
+        runfile.create(self.run_dir, "recorder", {"job": job})
+
+    def _process_name(self) -> str:
+        """`<host>-<rank>-<pid>`, unique in the run directory."""
+        host = re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname()) or "host"
+        name = f"{host}-{self.rank or 0}-{self._pid}"
+        taken = {path.name for path in self.run_dir.glob("processes/process=*")}
+        suffix = next(n for n in range(1, 1_000_000) if f"process={name}{_suffix(n)}" not in taken)
+        return name + _suffix(suffix)
+
+    def _process_row(self, *, ended_ns: int | None = None, ending: str | None = None) -> dict[str, Any]:
+        timeline, cupti = self._timeline, self._cupti
+        lost = None
+        if timeline is not None:
+            lost = timeline.dropped + sum(self._writer.lost.values())
+        return {
+            "recorded_ns": time.time_ns(),
+            "host": socket.gethostname(),
+            "pid": self._pid,
+            "rank": self.rank,
+            "local_rank": _from_environment(_LOCAL_RANK),
+            "world_size": _from_environment(_WORLD_SIZE),
+            "started_ns": self._started_ns,
+            "ended_ns": ended_ns,
+            "ending": ending,
+            "command": json.dumps(sys.orig_argv),
+            "settings": json.dumps(asdict(self.settings)),
+            "nanalyze_version": metadata.version("nanalyze"),
+            "python_version": platform.python_version(),
+            "cuda_driver_version": device.driver_version(),
+            "gpu_driver_version": self._devices.gpu_driver_version() if self._devices else None,
+            "cupti_version": cupti.version if cupti else None,
+            "cupti_path": cupti.path if cupti else None,
+            "layers": ",".join(self._running_layers),
+            "kernels_written": self._writer.rows["kernels"],
+            "records_lost": lost,
+            "shards": json.dumps(dict(self._writer.shards)) if ended_ns else None,
+            "recorder_cpu_ns": self._cpu_ns,
+        }
+
+    # -- layers -----------------------------------------------------------------------------------
+
+    def _start_layers(self) -> None:
+        try:
+            self._driver = _libcuda()
+        except RecorderError as error:
+            self._complain(str(error))
+        else:
+            if "timeline" in self.settings.layers:
+                self._try("timeline", self._start_timeline)
+            if self.settings.exact is not None:
+                self._try("exact", self._start_exact)
+            if "device_state" in self.settings.layers:
+                self._try("device_state", self._start_device_state)
+        if "ranges" in self.settings.layers:
+            ranges.set_log(self._ranges)
+            self._running_layers.append("ranges")
+        self._writer.add_rows("processes", [self._process_row()])
+
+    def _try(self, layer: str, start: Any) -> None:
+        try:
+            start()
+            self._running_layers.append(layer)
+        except Exception as error:
+            self._complain(f"{layer} is off: {error}", layer)
+
+    def _complain(self, message: str, layer: str = "recorder") -> None:
+        """Say it on stderr and write it to `events`, once."""
+        if message not in self._said:
+            self._said.add(message)
+            warn(message)
+            self._writer.event(layer, "failure", message)
+
+    def _start_timeline(self) -> None:
+        self._cupti = cu.load()
+        timeline = Timeline(self._cupti, self._writer, self._wake)
+        timeline.start()
+        self._timeline = timeline
+
+    def _start_exact(self) -> None:
+        assert self.settings.exact is not None
+        if self._cupti is None or self._timeline is None:
+            raise RecorderError("it needs the timeline, which tells the launches' kernel classes")
+        layer = ExactLayer(self._cupti, self._driver, self.settings.exact)
+        layer.start()
+        self._exact = layer
+
+    def _start_device_state(self) -> None:
+        self._devices = device.Devices()
+        if self._devices.missing:
+            raise RecorderError(self._devices.missing)
+
+    # -- the recorder's thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_tick = time.monotonic() + TICK_S
+        next_flush = time.monotonic() + min(1.0, self.settings.flush_s)  # early, so that a short run is visible
+        while not self._stopping.is_set():
+            self._wake.wait(max(0.0, next_tick - time.monotonic()))
+            self._wake.clear()
+            now = time.monotonic()
+            try:
+                with self._tick_lock:
+                    self._work(tick=now >= next_tick, flush=now >= next_flush)
+            except Exception as error:
+                self._complain(f"internal error, please report it: {type(error).__name__}: {error}")
+            if now >= next_tick:
+                next_tick = now + TICK_S
+            if now >= next_flush:
+                next_flush = now + self.settings.flush_s
+
+    def _work(self, *, tick: bool, flush: bool) -> None:
+        if self._timeline is not None:
+            self._take_exact()
+            self._timeline.drain()
+            self._resolve_exact()
+        if tick:
+            self._observe_devices()
+            if self._exact is not None:
+                self._exact.tend()
+        if flush or self._writer.is_full:
+            self._writer.add_rows("ranges", self._ranges.take())
+            self._writer.flush()
+        self._cpu_ns = time.thread_time_ns()
+
+    def _observe_devices(self) -> None:
+        """Describe the devices once the job uses one (CUDA is then initialised), then follow their state."""
+        seen = self._timeline.devices_seen if self._timeline else set()
+        if not seen:
+            return
+        if "devices" not in self._said:
+            self._said.add("devices")
+            devices = self._devices or device.Devices()
+            try:
+                self._writer.add_rows("devices", devices.describe())
+            except NanalyzeError as error:
+                self._complain(f"devices are not described: {error}", "device_state")
+        if self._devices is not None:
+            self._writer.add_rows("device_state", self._devices.state(seen))
+
+    def _take_exact(self) -> None:
+        if self._exact is None or self._timeline is None:
+            return
+        measured, times = self._exact.take()
+        for correlation, time_ns in times:
+            self._timeline.launch_times.note(correlation, time_ns)
+        self._timeline.watching.update(m.correlation_id for m in measured)
+        self._unresolved += measured
+        if self._exact.failure:
+            self._complain(self._exact.failure, "exact")
+
+    def _resolve_exact(self, *, last: bool = False) -> None:
+        """Write the measurements whose launch the timeline has meanwhile delivered (all of them if `last`)."""
+        if not self._unresolved or self._timeline is None:
+            return
+        waiting = []
+        for measurement in self._unresolved:
+            seen = self._timeline.watched.pop(measurement.correlation_id, None)
+            if seen is None and not last:
+                waiting.append(measurement)
+                continue
+            self._timeline.watching.discard(measurement.correlation_id)
+            known = (seen.kernel_class_id, seen.graph_id) if seen else (None, None)
+            self._writer.add_rows("exact", measurement.rows(*known))
+        self._unresolved = waiting
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def stop(self, ending: str = "stop") -> None:
+        """End the recording and write everything; may be called again, and never raises.
+
+        Waits (at most 10 s) for the kernels already launched, since an unfinished kernel has no
+        end time.
+        """
+        if self._stopped or os.getpid() != self._pid:
+            return
+        self._stopped = True
+        if ranges._log is self._ranges:
+            ranges.set_log(None)
+        self._stopping.set()
+        self._wake.set()
+        if self._exact is not None:
+            self._exact.stop()
+        self._synchronize()
+        self._thread.join(SYNCHRONIZE_PATIENCE_S)
+        try:
+            with self._tick_lock:
+                self._finish(ending)
+        except Exception as error:
+            warn(f"internal error while stopping, please report it: {type(error).__name__}: {error}")
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped or os.getpid() != self._pid  # a forked child has no recording
+
+    def _synchronize(self) -> None:
+        if self._timeline is None or not self._timeline.started_any:
+            return
+        waiter = threading.Thread(target=_quiet_synchronize, daemon=True)
+        waiter.start()
+        waiter.join(SYNCHRONIZE_PATIENCE_S)
+        if waiter.is_alive():
+            text = "kernels were still running 10 s after stop; their records are missing"
+            self._writer.event("timeline", "loss", text)
+
+    def _finish(self, ending: str) -> None:
+        started_cpu = time.thread_time_ns()
+        timeline = self._timeline
+        if timeline is not None:
+            timeline.flush()  # before the kinds are disabled: complete records only
+            self._take_exact()
+            timeline.stop()
+            self._resolve_exact(last=True)
+            self._observe_devices()
+            self._note_losses(timeline)
+        self._note_exact()
+        self._writer.add_rows("ranges", self._ranges.take(also_open=True))
+        self._writer.flush()
+        self._cpu_ns += time.thread_time_ns() - started_cpu
+        self._writer.shards["processes"] += 1  # the row counts the shard that it is itself in
+        row = self._process_row(ended_ns=time.time_ns(), ending=ending)
+        self._writer.shards["processes"] -= 1
+        self._writer.add_rows("processes", [row])
+        self._writer.flush()
+
+    def _note_losses(self, timeline: Timeline) -> None:
+        if timeline.odd:
+            text = "records with an end before their start; they have no times"
+            self._writer.event("timeline", "odd_record", text, timeline.odd)
+        if timeline.dropped:
+            self._writer.event("timeline", "loss", "records dropped by CUPTI, in all", timeline.dropped)
+        if timeline.refused_buffers:
+            text = "times CUPTI found no free buffer: the recorder could not keep up"
+            self._writer.event("timeline", "loss", text, timeline.refused_buffers)
+        if timeline.lost_bytes:
+            text = "bytes of activity buffers that could not be decoded"
+            self._writer.event("timeline", "loss", text, timeline.lost_bytes)
+        for table, count in self._writer.lost.items():
+            self._writer.event("recorder", "loss", f"rows of {table} dropped because the disk did not take them", count)
+
+    def _note_exact(self) -> None:
+        if self._exact is None:
+            return
+        tally = self._exact.tally
+        note = self._writer.event
+        note("exact", "note", f"launches measured, taking {tally.spent_ns / 1e9:.3f} s in all", tally.measured)
+        if tally.over_budget:
+            note("exact", "note", "due launches left unmeasured: the budget was spent", tally.over_budget)
+        if tally.discarded:
+            note("exact", "loss", "measurements discarded: another thread launched at the same time", tally.discarded)
+        if tally.unfinished_graphs:
+            note("exact", "loss", "graphs that were not launched often enough for all passes", tally.unfinished_graphs)
+        if tally.skipped["communication"]:
+            text = "kernel shapes not measured because they are collectives"
+            note("exact", "note", text, tally.skipped["communication"])
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+
+def _import_writer_libraries() -> None:
+    """Import pyarrow now: on the recorder's thread it would take the GIL from the job in mid-run."""
+    import pyarrow.parquet  # noqa: F401
+
+
+def _suffix(number: int) -> str:
+    return "" if number == 1 else f".{number}"
+
+
+def _libcuda() -> Any:
+    import ctypes
+
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RecorderError(
+            f"no kernels can be recorded here, there is no NVIDIA driver ({error}). Analysis needs none."
+        ) from error
+
+
+def _quiet_synchronize() -> None:
+    with contextlib.suppress(Exception):
+        device.synchronize()

@@ -1,0 +1,693 @@
+"""A CUPTI without a GPU: C function pointers with Python behind them, state and errors included.
+
+`FakeCupti.library` has the functions of libcupti as attributes, each a real function pointer with
+the recorder's signature, so that every call is marshalled by ctypes as it would be for the real
+library. Activity buffers are requested, filled and completed on a thread of the fake's own, as
+CUPTI does. `fail` makes any function return any code, from its n-th call on.
+
+The profiler's structures are transcribed from `cupti_range_profiler.h`, `cupti_profiler_host.h`,
+`cupti_profiler_target.h` and `cupti_target.h` (CUDA 13.0) and their sizes checked as CUPTI does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import queue
+import struct
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_int,
+    c_size_t,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_void_p,
+)
+from dataclasses import dataclass, field
+from typing import Any
+
+import fake_records
+
+from nanalyze.recorder.cupti import SIGNATURES
+
+SUCCESS = 0
+INVALID_PARAMETER = 1
+INVALID_OPERATION = 7
+PARAMETER_SIZE_NOT_SUFFICIENT = 10
+MAX_LIMIT_REACHED = 12
+INVALID_METRIC_NAME = 17
+INVALID_KIND = 21
+MULTIPLE_SUBSCRIBERS = 39
+INVALID_CHIP_NAME = 46
+
+# CUptiResult of cupti_result.h (CUDA 13.0): every code that can be returned as an error.
+ERROR_CODES: dict[int, str] = {
+    1: "INVALID_PARAMETER",
+    2: "INVALID_DEVICE",
+    3: "INVALID_CONTEXT",
+    4: "INVALID_EVENT_DOMAIN_ID",
+    5: "INVALID_EVENT_ID",
+    6: "INVALID_EVENT_NAME",
+    7: "INVALID_OPERATION",
+    8: "OUT_OF_MEMORY",
+    9: "HARDWARE",
+    10: "PARAMETER_SIZE_NOT_SUFFICIENT",
+    11: "API_NOT_IMPLEMENTED",
+    12: "MAX_LIMIT_REACHED",
+    13: "NOT_READY",
+    14: "NOT_COMPATIBLE",
+    15: "NOT_INITIALIZED",
+    16: "INVALID_METRIC_ID",
+    17: "INVALID_METRIC_NAME",
+    18: "QUEUE_EMPTY",
+    19: "INVALID_HANDLE",
+    20: "INVALID_STREAM",
+    21: "INVALID_KIND",
+    22: "INVALID_EVENT_VALUE",
+    23: "DISABLED",
+    24: "INVALID_MODULE",
+    25: "INVALID_METRIC_VALUE",
+    26: "HARDWARE_BUSY",
+    27: "NOT_SUPPORTED",
+    28: "UM_PROFILING_NOT_SUPPORTED",
+    29: "UM_PROFILING_NOT_SUPPORTED_ON_DEVICE",
+    30: "UM_PROFILING_NOT_SUPPORTED_ON_NON_P2P_DEVICES",
+    31: "UM_PROFILING_NOT_SUPPORTED_WITH_MPS",
+    32: "CDP_TRACING_NOT_SUPPORTED",
+    33: "VIRTUALIZED_DEVICE_NOT_SUPPORTED",
+    34: "CUDA_COMPILER_NOT_COMPATIBLE",
+    35: "INSUFFICIENT_PRIVILEGES",
+    36: "OLD_PROFILER_API_INITIALIZED",
+    37: "OPENACC_UNDEFINED_ROUTINE",
+    38: "LEGACY_PROFILER_NOT_SUPPORTED",
+    39: "MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED",
+    40: "VIRTUALIZED_DEVICE_INSUFFICIENT_PRIVILEGES",
+    41: "CONFIDENTIAL_COMPUTING_NOT_SUPPORTED",
+    42: "CMP_DEVICE_NOT_SUPPORTED",
+    43: "MIG_DEVICE_NOT_SUPPORTED",
+    44: "SLI_DEVICE_NOT_SUPPORTED",
+    45: "WSL_DEVICE_NOT_SUPPORTED",
+    46: "INVALID_CHIP_NAME",
+    999: "UNKNOWN",
+}
+
+AUTO_RANGE, USER_RANGE = 1, 2
+KERNEL_REPLAY, USER_REPLAY = 2, 3
+METRICS_PER_PASS = 5
+CHIP = b"GH100"
+
+_Request = ctypes.CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_t))
+_Complete = ctypes.CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
+_OnCall = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
+
+
+def _params(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
+    return type("Params", (ctypes.Structure,), {"_fields_": [("structSize", c_size_t), ("pPriv", c_void_p), *fields]})
+
+
+_OBJECT = ("object", c_void_p)
+_STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "cuptiProfilerInitialize": _params(),
+    "cuptiDeviceGetChipName": _params(("deviceIndex", c_size_t), ("pChipName", c_char_p)),
+    "cuptiProfilerGetCounterAvailability": _params(("ctx", c_void_p), ("size", c_size_t), ("image", c_void_p)),
+    "cuptiProfilerHostInitialize": _params(
+        ("profilerType", c_int), ("pChipName", c_char_p), ("availability", c_void_p), _OBJECT
+    ),
+    "cuptiProfilerHostDeinitialize": _params(_OBJECT),
+    "cuptiProfilerHostConfigAddMetrics": _params(_OBJECT, ("names", POINTER(c_char_p)), ("count", c_size_t)),
+    "cuptiProfilerHostGetConfigImageSize": _params(_OBJECT, ("size", c_size_t)),
+    "cuptiProfilerHostGetConfigImage": _params(_OBJECT, ("size", c_size_t), ("image", c_void_p)),
+    "cuptiProfilerHostGetNumOfPasses": _params(("size", c_size_t), ("image", c_void_p), ("passes", c_size_t)),
+    "cuptiProfilerHostEvaluateToGpuValues": _params(
+        _OBJECT,
+        ("image", c_void_p),
+        ("size", c_size_t),
+        ("index", c_size_t),
+        ("names", POINTER(c_char_p)),
+        ("count", c_size_t),
+        ("values", POINTER(c_double)),
+    ),
+    "cuptiRangeProfilerEnable": _params(("ctx", c_void_p), _OBJECT),
+    "cuptiRangeProfilerDisable": _params(_OBJECT),
+    "cuptiRangeProfilerGetCounterDataSize": _params(
+        _OBJECT,
+        ("names", POINTER(c_char_p)),
+        ("count", c_size_t),
+        ("maxRanges", c_size_t),
+        ("maxNodes", c_uint32),
+        ("size", c_size_t),
+    ),
+    "cuptiRangeProfilerCounterDataImageInitialize": _params(_OBJECT, ("size", c_size_t), ("image", c_void_p)),
+    "cuptiRangeProfilerSetConfig": _params(
+        _OBJECT,
+        ("configSize", c_size_t),
+        ("config", c_void_p),
+        ("imageSize", c_size_t),
+        ("image", c_void_p),
+        ("range", c_int),
+        ("replayMode", c_int),
+        ("maxRangesPerPass", c_size_t),
+        ("numNestingLevels", c_uint16),
+        ("minNestingLevel", c_uint16),
+        ("passIndex", c_size_t),
+        ("targetNestingLevel", c_uint16),
+    ),
+    "cuptiRangeProfilerStart": _params(_OBJECT),
+    "cuptiRangeProfilerStop": _params(
+        _OBJECT, ("passIndex", c_size_t), ("targetNestingLevel", c_size_t), ("isAllPassSubmitted", c_uint8)
+    ),
+    "cuptiRangeProfilerPushRange": _params(_OBJECT, ("pRangeName", c_char_p)),
+    "cuptiRangeProfilerPopRange": _params(_OBJECT),
+    "cuptiRangeProfilerDecodeData": _params(_OBJECT, ("dropped", c_size_t)),
+    "cuptiRangeProfilerGetCounterDataInfo": _params(("image", c_void_p), ("size", c_size_t), ("ranges", c_size_t)),
+}
+FUNCTIONS = (*SIGNATURES, *_STRUCTS)
+
+
+class _Library:
+    """Holds the functions as attributes, as a ctypes library does."""
+
+
+def struct_size(function: str) -> int:
+    """CUPTI_PROFILER_STRUCT_SIZE: up to the end of the last field, without tail padding."""
+    fields = _STRUCTS[function]._fields_
+    last = getattr(_STRUCTS[function], fields[-1][0])
+    return int(last.offset + last.size)
+
+
+class CuptiCode(Exception):
+    """Raised inside the fake to return a code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass
+class Plan:
+    """Return `code` from call number `at` on, `times` times (for good if None)."""
+
+    code: int
+    at: int = 1
+    times: int | None = None
+
+    def applies(self, call: int) -> bool:
+        return call >= self.at and (self.times is None or call < self.at + self.times)
+
+
+@dataclass
+class Session:
+    """An enabled range profiler. `ranges` holds, for each range collected, the kernels in it."""
+
+    context: int
+    config: list[str] | None = None
+    user: bool = False
+    max_ranges: int = 0
+    is_started: bool = False
+    passes_done: int = 0
+    is_range_open: bool = False
+    ranges: list[list[bytes]] = field(default_factory=list)
+    image: tuple[int | None, int] = (None, 0)
+
+    def collects(self, name: bytes) -> None:
+        """A kernel runs while the session is started."""
+        if not self.user:
+            self.ranges.append([name])
+        elif self.is_range_open:
+            self.ranges[-1].append(name)
+
+    @property
+    def passes(self) -> int:
+        return passes_of(self.config or [])
+
+
+def passes_of(metrics: list[str]) -> int:
+    return math.ceil(len(metrics) / METRICS_PER_PASS)
+
+
+def value_of(metric: str, kernels: list[bytes]) -> float:
+    """What the fake hardware counts: a number that tells metric and kernels apart, the sum over kernels."""
+    return float(sum(zlib.crc32(metric.encode() + b"|" + name) % 100_000 for name in kernels))
+
+
+def _pack(content: Any) -> bytes:
+    text = json.dumps(content).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def _unpack(address: int | None, size: int) -> Any:
+    if not address or size < 8:
+        raise CuptiCode(INVALID_PARAMETER)
+    (length,) = struct.unpack("<Q", ctypes.string_at(address, 8))
+    if length + 8 > size:
+        raise CuptiCode(INVALID_PARAMETER)
+    return json.loads(ctypes.string_at(address + 8, length))
+
+
+def _fill(address: int | None, size: int, content: Any) -> None:
+    data = _pack(content)
+    if not address or len(data) > size:
+        raise CuptiCode(PARAMETER_SIZE_NOT_SUFFICIENT)
+    ctypes.memmove(address, data, len(data))
+
+
+class FakeCupti:
+    """See the module's text. `close` ends its thread."""
+
+    def __init__(self, version: int = 130001) -> None:
+        self.version = version
+        self.sizes = dict(fake_records.SIZES[version])  # what GetNextRecord knows; add kinds at will
+        self.buffer_limit: int | None = None  # complete buffers when they hold so many bytes
+        self.unsupported: set[str] = set()  # metrics this chip lacks
+        self.values: dict[str, float] = {}  # in place of value_of
+        self.calls: Counter[str] = Counter()
+        self.log: list[str] = []
+        self.enabled: set[int] = set()
+        self.driver_api: set[int] = set()  # single driver calls that are recorded
+        self.runtime_api_off: set[int] = set()  # runtime calls that are not recorded with their kind
+        self.runtime_calls = 520  # ids beyond are unknown
+        self.latency_timestamps = False
+        self.flush_period_ms = 0
+        self.sessions: dict[int, Session] = {}  # by handle; one a context
+        self.hosts: dict[int, list[str]] = {}
+        self.subscriptions: set[int] = set()  # callback ids enabled
+        self.unregistered_emits = 0
+        self.bytes_written = 0
+        self._plans: dict[str, list[Plan]] = {}
+        self._subscriber: Any = None
+        self._request: Any = None
+        self._complete: Any = None
+        self._buffer: tuple[int, int, int] | None = None  # address, capacity, used
+        self._dropped = 0
+        self._next_handle = 0x1000
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self.library = _Library()
+        for name in FUNCTIONS:
+            self._export(name)
+
+    # -- the library ----------------------------------------------------------------------------
+
+    def _export(self, name: str) -> None:
+        types = SIGNATURES.get(name, (c_void_p,))
+        body = getattr(self, f"_{name}")
+
+        def entry(*args: Any) -> int:
+            self.calls[name] += 1
+            self.log.append(name)
+            for plan in self._plans.get(name, ()):
+                if plan.applies(self.calls[name]):
+                    return plan.code
+            try:
+                if name in _STRUCTS:
+                    body(self._checked_params(name, args[0]))
+                else:
+                    body(*args)
+            except CuptiCode as error:
+                return error.code
+            return SUCCESS
+
+        setattr(self.library, name, ctypes.CFUNCTYPE(c_int, *types)(entry))
+
+    def _checked_params(self, name: str, address: int) -> Any:
+        params = _STRUCTS[name].from_address(address)
+        if params.structSize != struct_size(name) or params.pPriv:
+            raise CuptiCode(INVALID_PARAMETER)
+        return params
+
+    def fail(self, function: str, code: int, *, at: int = 1, times: int | None = None) -> None:
+        """Make `function` return `code` from its call number `at` (counted from now) on."""
+        assert function in FUNCTIONS, function
+        self._plans.setdefault(function, []).append(Plan(code, self.calls[function] + at, times))
+
+    def heal(self) -> None:
+        self._plans.clear()
+
+    def remove(self, function: str) -> None:
+        """Make this an older CUPTI without `function`."""
+        delattr(self.library, function)
+
+    def close(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._jobs.put(None)
+            worker.join()
+
+    # -- CUPTI's own thread ---------------------------------------------------------------------
+
+    def _on_worker(self, job: Callable[[], object], *, wait: bool = False) -> None:
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._work, name="fake-cupti", daemon=True)
+            self._worker.start()
+        if not wait:
+            self._jobs.put(job)
+            return
+        done = threading.Event()
+
+        def signalled() -> None:
+            try:
+                job()
+            finally:
+                done.set()
+
+        self._jobs.put(signalled)
+        if not done.wait(10):
+            raise AssertionError("the fake CUPTI's thread does not answer")
+
+    def _work(self) -> None:
+        while True:
+            period = self.flush_period_ms / 1000
+            try:
+                job = self._jobs.get(timeout=period or None)
+            except queue.Empty:
+                self._hand_over(forced=False)
+                continue
+            if job is None:
+                return
+            job()
+
+    # -- activity -------------------------------------------------------------------------------
+
+    def emit(self, *records: bytes, wait: bool = False) -> None:
+        """The GPU did something: put the records of enabled kinds into buffers, on CUPTI's thread."""
+        wanted = [record for record in records if self._is_wanted(*struct.unpack_from("<II", record))]
+        self._on_worker(lambda: [self._put(record) for record in wanted], wait=wait)
+
+    def settle(self) -> None:
+        """Wait until everything emitted so far is in buffers."""
+        self._on_worker(lambda: None, wait=True)
+
+    def complete_buffer(self, content: bytes) -> bool:
+        """Request one buffer, fill it with `content` as it is and complete it; False if none was given."""
+        answer: list[bool] = []
+
+        def job() -> None:
+            self._hand_over(forced=False)
+            if self._request_buffer():
+                address, capacity, _ = self._buffer or (0, 0, 0)
+                assert len(content) <= capacity
+                ctypes.memmove(address, content, len(content))
+                self._buffer = (address, capacity, len(content))
+                self._hand_over(forced=True)
+                answer.append(True)
+
+        self._on_worker(job, wait=True)
+        return bool(answer)
+
+    def request_and_keep(self) -> int | None:
+        """Request a buffer and keep it, as CUPTI does with buffers in flight; its address, or None."""
+        address = c_void_p()
+        self._on_worker(lambda: self._request(ctypes.byref(address), ctypes.byref(c_size_t()), c_size_t()), wait=True)
+        return address.value
+
+    def _is_wanted(self, kind: int, cbid: int) -> bool:
+        if kind == fake_records.DRIVER:
+            return kind in self.enabled or cbid in self.driver_api
+        return kind in self.enabled and not (kind == fake_records.RUNTIME and cbid in self.runtime_api_off)
+
+    def _put(self, record: bytes) -> None:
+        if self._request is None:
+            self.unregistered_emits += 1
+            return
+        if self._buffer is not None:
+            _, capacity, used = self._buffer
+            if used + len(record) > min(capacity, self.buffer_limit or capacity):
+                self._hand_over(forced=True)
+        if self._buffer is None and not self._request_buffer():
+            self._dropped += 1
+            return
+        assert self._buffer is not None
+        address, capacity, used = self._buffer
+        ctypes.memmove(address + used, record, len(record))
+        self.bytes_written += len(record)
+        self._buffer = (address, capacity, used + len(record))
+
+    def _request_buffer(self) -> bool:
+        address, size, most = c_void_p(), c_size_t(), c_size_t(77)
+        self._request(ctypes.byref(address), ctypes.byref(size), ctypes.byref(most))
+        if not address.value or not size.value:
+            return False
+        assert address.value % 8 == 0, "CUPTI wants 8-byte aligned buffers"
+        assert most.value == 0, "the number of records must be set: it is uninitialised memory in CUPTI"
+        self._buffer = (address.value, size.value, 0)
+        return True
+
+    def _hand_over(self, *, forced: bool) -> None:
+        if self._buffer is None or (not self._buffer[2] and not forced):
+            return
+        (address, capacity, used), self._buffer = self._buffer, None
+        self._complete(None, 0, address, capacity, used)
+
+    def _cuptiGetVersion(self, version: Any) -> None:
+        version[0] = self.version
+
+    def _cuptiGetTimestamp(self, timestamp: Any) -> None:
+        timestamp[0] = time.time_ns()
+
+    def _cuptiActivityRegisterCallbacks(self, request: Any, complete: Any) -> None:
+        self._request = _Request(ctypes.cast(request, c_void_p).value or 0)
+        self._complete = _Complete(ctypes.cast(complete, c_void_p).value or 0)
+
+    def _cuptiActivityEnable(self, kind: int) -> None:
+        self.enabled.add(kind)
+
+    def _cuptiActivityDisable(self, kind: int) -> None:
+        self.enabled.discard(kind)
+
+    def _cuptiActivityEnableLatencyTimestamps(self, on: int) -> None:
+        self.latency_timestamps = bool(on)
+
+    def _cuptiActivityEnableDriverApi(self, cbid: int, on: int) -> None:
+        (self.driver_api.add if on else self.driver_api.discard)(cbid)
+
+    def _cuptiActivityEnableRuntimeApi(self, cbid: int, on: int) -> None:
+        if not 0 < cbid <= self.runtime_calls:
+            raise CuptiCode(INVALID_PARAMETER)
+        (self.runtime_api_off.discard if on else self.runtime_api_off.add)(cbid)
+
+    def _cuptiActivityFlushPeriod(self, milliseconds: int) -> None:
+        self.flush_period_ms = milliseconds
+        self._on_worker(lambda: None)  # wake it, so that it takes the new period
+
+    def _cuptiActivityFlushAll(self, flag: int) -> None:
+        if self._request is None:
+            raise CuptiCode(INVALID_OPERATION)
+        self._on_worker(lambda: self._hand_over(forced=bool(flag)), wait=True)
+
+    def _cuptiActivityGetNumDroppedRecords(self, context: Any, stream: int, count: Any) -> None:
+        count[0], self._dropped = self._dropped, 0
+
+    def _cuptiActivityGetNextRecord(self, buffer: int | None, valid: int, record: Any) -> None:
+        if not buffer:
+            raise CuptiCode(INVALID_PARAMETER)
+        at = buffer
+        if record[0]:
+            at = record[0] + self._record_size(record[0])
+        if at >= buffer + valid:
+            raise CuptiCode(MAX_LIMIT_REACHED)
+        if at + 4 > buffer + valid or at + self._record_size(at) > buffer + valid:
+            raise CuptiCode(INVALID_KIND)
+        record[0] = at
+
+    def _record_size(self, address: int) -> int:
+        size = self.sizes.get(c_uint32.from_address(address).value)
+        if size is None:
+            raise CuptiCode(INVALID_KIND)
+        return size
+
+    def _cuptiGetGraphExecId(self, executable: int | None, graph: Any) -> None:
+        graph[0] = (executable or 0) & 0xFFFF
+
+    def _cuptiFinalize(self) -> None:
+        self.enabled.clear()
+
+    # -- callbacks ------------------------------------------------------------------------------
+
+    def _cuptiSubscribe(self, handle: Any, callback: Any, user: int | None) -> None:
+        if self._subscriber is not None:
+            raise CuptiCode(MULTIPLE_SUBSCRIBERS)
+        self._subscriber = _OnCall(ctypes.cast(callback, c_void_p).value or 0)
+        handle[0] = self._new_handle()
+
+    def _cuptiUnsubscribe(self, handle: int | None) -> None:
+        if self._subscriber is None or not handle:
+            raise CuptiCode(INVALID_PARAMETER)
+        self._subscriber = None
+        self.subscriptions.clear()
+
+    def _cuptiEnableCallback(self, on: int, handle: int | None, domain: int, cbid: int) -> None:
+        if self._subscriber is None or not handle or domain != 1:
+            raise CuptiCode(INVALID_PARAMETER)
+        (self.subscriptions.add if on else self.subscriptions.discard)(cbid)
+
+    def deliver(self, cbid: int, data_address: int) -> bool:
+        """Call the subscriber if it asked for `cbid`; says whether it did."""
+        if self._subscriber is None or cbid not in self.subscriptions:
+            return False
+        self._subscriber(None, 1, cbid, data_address)
+        return True
+
+    def _new_handle(self) -> int:
+        self._next_handle += 0x10
+        return self._next_handle
+
+    # -- profiler host --------------------------------------------------------------------------
+
+    def _cuptiProfilerInitialize(self, params: Any) -> None:
+        pass
+
+    def _cuptiDeviceGetChipName(self, params: Any) -> None:
+        params.pChipName = CHIP
+
+    def _cuptiProfilerGetCounterAvailability(self, params: Any) -> None:
+        content = {"available": params.ctx}
+        if params.image:
+            _fill(params.image, params.size, content)
+        params.size = len(_pack(content))
+
+    def _cuptiProfilerHostInitialize(self, params: Any) -> None:
+        if params.profilerType != 0:
+            raise CuptiCode(INVALID_PARAMETER)
+        if params.pChipName != CHIP:
+            raise CuptiCode(INVALID_CHIP_NAME)
+        if params.availability:
+            _unpack(params.availability, 1 << 16)
+        params.object = self._new_handle()
+        self.hosts[params.object] = []
+
+    def _host(self, params: Any) -> list[str]:
+        if params.object not in self.hosts:
+            raise CuptiCode(INVALID_PARAMETER)
+        return self.hosts[params.object]
+
+    def _cuptiProfilerHostDeinitialize(self, params: Any) -> None:
+        self._host(params)
+        del self.hosts[params.object]
+
+    def _metric_names(self, params: Any) -> list[str]:
+        names = [params.names[index].decode() for index in range(params.count)]
+        if not names or any(name in self.unsupported or "__" not in name for name in names):
+            raise CuptiCode(INVALID_METRIC_NAME)
+        return names
+
+    def _cuptiProfilerHostConfigAddMetrics(self, params: Any) -> None:
+        self._host(params).extend(self._metric_names(params))
+
+    def _cuptiProfilerHostGetConfigImageSize(self, params: Any) -> None:
+        params.size = len(_pack(self._host(params)))
+
+    def _cuptiProfilerHostGetConfigImage(self, params: Any) -> None:
+        _fill(params.image, params.size, self._host(params))
+
+    def _cuptiProfilerHostGetNumOfPasses(self, params: Any) -> None:
+        params.passes = passes_of(_unpack(params.image, params.size))
+
+    def _cuptiProfilerHostEvaluateToGpuValues(self, params: Any) -> None:
+        self._host(params)
+        ranges = _unpack(params.image, params.size)["ranges"]
+        if params.index >= len(ranges):
+            raise CuptiCode(INVALID_PARAMETER)
+        for place, metric in enumerate(self._metric_names(params)):
+            kernels = [name.encode("latin-1") for name in ranges[params.index]]
+            params.values[place] = self.values.get(metric, value_of(metric, kernels))
+
+    # -- range profiler -------------------------------------------------------------------------
+
+    def session_of(self, context: int) -> Session | None:
+        return next((session for session in self.sessions.values() if session.context == context), None)
+
+    def _cuptiRangeProfilerEnable(self, params: Any) -> None:
+        if not params.ctx:
+            raise CuptiCode(INVALID_PARAMETER)
+        if self.session_of(params.ctx) is not None:
+            raise CuptiCode(INVALID_OPERATION)
+        params.object = self._new_handle()
+        self.sessions[params.object] = Session(params.ctx)
+
+    def _session(self, params: Any) -> Session:
+        if params.object not in self.sessions:
+            raise CuptiCode(INVALID_OPERATION)
+        return self.sessions[params.object]
+
+    def _cuptiRangeProfilerDisable(self, params: Any) -> None:
+        self._session(params)
+        del self.sessions[params.object]
+
+    def _cuptiRangeProfilerGetCounterDataSize(self, params: Any) -> None:
+        self._session(params)
+        self._metric_names(params)
+        if not params.maxRanges or params.maxNodes < params.maxRanges:
+            raise CuptiCode(INVALID_PARAMETER)
+        params.size = 32_768 * params.maxRanges
+
+    def _cuptiRangeProfilerCounterDataImageInitialize(self, params: Any) -> None:
+        self._session(params)
+        _fill(params.image, params.size, {"ranges": []})
+
+    def _cuptiRangeProfilerSetConfig(self, params: Any) -> None:
+        session = self._session(params)
+        if (params.range, params.replayMode) not in ((AUTO_RANGE, KERNEL_REPLAY), (USER_RANGE, USER_REPLAY)):
+            raise CuptiCode(INVALID_PARAMETER)
+        if session.is_started:
+            raise CuptiCode(INVALID_OPERATION)
+        if (params.numNestingLevels, params.minNestingLevel, params.passIndex) != (1, 1, 0):
+            raise CuptiCode(INVALID_PARAMETER)
+        _unpack(params.image, params.imageSize)
+        session.config = _unpack(params.config, params.configSize)
+        session.user = params.range == USER_RANGE
+        session.max_ranges = params.maxRangesPerPass
+        session.passes_done = 0
+        session.ranges = []
+        session.image = (params.image, params.imageSize)
+
+    def _cuptiRangeProfilerStart(self, params: Any) -> None:
+        session = self._session(params)
+        if session.config is None or session.is_started:
+            raise CuptiCode(INVALID_OPERATION)
+        session.is_started = True
+        if session.user:
+            session.ranges = []  # a later pass over the same ranges
+
+    def _cuptiRangeProfilerStop(self, params: Any) -> None:
+        session = self._session(params)
+        if not session.is_started or session.is_range_open:
+            raise CuptiCode(INVALID_OPERATION)
+        session.is_started = False
+        session.passes_done += 1
+        params.passIndex = session.passes_done
+        params.targetNestingLevel = 1
+        params.isAllPassSubmitted = int(not session.user or session.passes_done >= session.passes)
+
+    def _cuptiRangeProfilerPushRange(self, params: Any) -> None:
+        session = self._session(params)
+        if not session.user or not session.is_started or session.is_range_open or not params.pRangeName:
+            raise CuptiCode(INVALID_OPERATION)
+        session.is_range_open = True
+        session.ranges.append([])
+
+    def _cuptiRangeProfilerPopRange(self, params: Any) -> None:
+        session = self._session(params)
+        if not session.is_range_open:
+            raise CuptiCode(INVALID_OPERATION)
+        session.is_range_open = False
+
+    def _cuptiRangeProfilerDecodeData(self, params: Any) -> None:
+        session = self._session(params)
+        if session.is_started or session.config is None:
+            raise CuptiCode(INVALID_OPERATION)
+        is_complete = not session.user or session.passes_done >= session.passes
+        kept = session.ranges[: session.max_ranges] if is_complete else []
+        params.dropped = len(session.ranges) - len(kept) if is_complete else 0
+        _fill(*session.image, {"ranges": [[name.decode("latin-1") for name in names] for names in kept]})
+
+    def _cuptiRangeProfilerGetCounterDataInfo(self, params: Any) -> None:
+        params.ranges = len(_unpack(params.image, params.size)["ranges"])

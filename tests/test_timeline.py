@@ -1,0 +1,386 @@
+"""The timeline: buffers lent, filled, refused and used again, and no launch unaccounted for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_records
+import pytest
+from fake_gpu import FakeGpu, read_table
+from fake_records import FIXTURES, KERNEL, Fixture, foreign
+
+from nanalyze.recorder import buffers
+from nanalyze.recorder import timeline as module
+from nanalyze.recorder.buffers import BUFFER_BYTES, exchange_for
+from nanalyze.recorder.cupti import Cupti, CuptiError
+from nanalyze.recorder.timeline import LaunchTimes, Timeline
+from nanalyze.recorder.writer import Writer
+
+SMALL = 216 * 10  # ten kernels of CUPTI 13.0
+
+
+@pytest.fixture
+def gpu() -> Iterator[FakeGpu]:
+    gpu = FakeGpu()
+    yield gpu
+    gpu.close()
+
+
+class Recording:
+    """A timeline with its writer, drained and flushed by hand."""
+
+    def __init__(self, gpu: FakeGpu, run_dir: Path) -> None:
+        self.gpu = gpu
+        self.run_dir = run_dir
+        self.said: list[str] = []
+        self.wake = threading.Event()
+        self.writer = Writer(run_dir, "host-0-1", self.said.append)
+        self.timeline = Timeline(Cupti(gpu.cupti.library, "fake"), self.writer, self.wake)
+        self.timeline.start()
+
+    def stop(self) -> None:
+        self.timeline.stop()
+        self.writer.flush()
+
+    def rows(self, table: str = "kernels") -> list[dict[str, Any]]:
+        return read_table(self.run_dir, table)
+
+    def correlations(self) -> list[int]:
+        return [row["correlation_id"] for row in self.rows()]
+
+
+@pytest.fixture
+def recording(gpu: FakeGpu, tmp_path: Path) -> Recording:
+    return Recording(gpu, tmp_path)
+
+
+# --- start and stop ---------------------------------------------------------------------------
+
+
+def test_start_asks_for_kernels_copies_and_graph_launches_and_stop_for_nothing(recording: Recording) -> None:
+    fake = recording.gpu.cupti
+    assert fake.enabled == {1, 2, 10, 22, 5}  # 5: runtime calls, of which only graph launches
+    assert set(range(1, fake.runtime_calls + 1)) - fake.runtime_api_off == {311, 312}
+    assert fake.driver_api == {514, 515}
+    assert fake.latency_timestamps
+    assert fake.flush_period_ms == 1000
+    recording.stop()
+    assert (fake.enabled, fake.driver_api, fake.latency_timestamps, fake.flush_period_ms) == (set(), set(), False, 0)
+
+
+def test_a_recording_without_work_asks_for_no_buffer(recording: Recording, tmp_path: Path) -> None:
+    recording.stop()
+    assert not recording.timeline.started_any
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cupti_of_cuda_12_0_has_no_graph_times_but_records(gpu: FakeGpu, tmp_path: Path) -> None:
+    gpu.cupti.remove("cuptiActivityEnableDriverApi")
+    gpu.cupti.remove("cuptiActivityEnableRuntimeApi")
+    recording = Recording(gpu, tmp_path)
+    gpu.launch()
+    gpu.launch_graph(0xA, ["a", "b"])
+    recording.stop()
+    assert len(recording.rows()) == 3
+    assert [row["queued_ns"] is None for row in recording.rows()] == [False, True, True]
+    assert gpu.cupti.enabled == set()
+
+
+# --- what is recorded -------------------------------------------------------------------------
+
+
+def test_launches_copies_and_sets_become_rows(recording: Recording) -> None:
+    gpu = recording.gpu
+    calls = [
+        gpu.launch("_Z1fv", (3, 1, 1), duration_ns=1234),
+        gpu.copy(4096),
+        gpu.memset(512),
+        gpu.launch("_Z1fv", (3, 1, 1)),
+    ]
+    recording.stop()
+    assert recording.correlations() == [calls[0], calls[3]]
+    assert recording.rows()[0]["duration_ns"] == 1234
+    assert [(row["correlation_id"], row["kind"], row["bytes"]) for row in recording.rows("copies")] == [
+        (calls[1], "HtoD", 4096),
+        (calls[2], "memset", 512),
+    ]
+    (kernel_class,) = recording.rows("kernel_classes")
+    assert (kernel_class["name"], kernel_class["grid_x"]) == ("f()", 3)
+    assert {row["kernel_class_id"] for row in recording.rows()} == {kernel_class["kernel_class_id"]}
+    assert recording.timeline.records == 4
+    assert recording.timeline.devices_seen == {0}
+
+
+def test_nodes_of_a_graph_are_queued_when_the_graph_was_launched(recording: Recording) -> None:
+    recording.gpu.launch_graph(0xA, ["a", "b", "c"])
+    recording.stop()
+    rows = recording.rows()
+    assert [row["graph_id"] for row in rows] == [9, 9, 9]
+    assert len({row["graph_node_id"] for row in rows}) == 3
+    assert len({row["queued_ns"] for row in rows}) == 1
+    assert all(0 < row["start_ns"] - row["queued_ns"] < 60_000_000_000 for row in rows)
+
+
+@pytest.mark.parametrize("function", ["cuptiActivityEnableDriverApi", "cuptiActivityEnableRuntimeApi"])
+def test_one_of_the_two_records_of_a_graph_launch_is_enough(gpu: FakeGpu, tmp_path: Path, function: str) -> None:
+    gpu.cupti.fail(function, 27)
+    recording = Recording(gpu, tmp_path)
+    gpu.launch_graph(0xA, ["a"])
+    recording.stop()
+    assert recording.rows()[0]["queued_ns"] is not None
+
+
+def test_no_call_but_graph_launches_is_recorded(recording: Recording) -> None:
+    """A record a call would cost 5 us a launch."""
+    gpu = recording.gpu
+    for _ in range(10):
+        gpu.launch()
+    gpu.launch_graph(0xA, ["a"])
+    recording.stop()
+    kernels = 11 * fake_records.SIZES[gpu.cupti.version][KERNEL]
+    calls = 2 * fake_records.SIZES[gpu.cupti.version][fake_records.DRIVER]
+    assert gpu.cupti.bytes_written == kernels + calls
+
+
+def test_runtime_calls_stay_off_when_they_cannot_be_chosen(gpu: FakeGpu, tmp_path: Path) -> None:
+    gpu.cupti.fail("cuptiActivityEnableRuntimeApi", 11)
+    Recording(gpu, tmp_path)
+    assert fake_records.RUNTIME not in gpu.cupti.enabled
+
+
+def test_the_graph_launch_may_come_in_a_later_buffer_than_its_nodes(recording: Recording) -> None:
+    gpu, version = recording.gpu, recording.gpu.cupti.version
+    node = {"graphId": 9, "graphNodeId": 1, "correlationId": 5, "start": 100, "end": 200, "queued": 1}
+    nodes = fake_records.record(KERNEL, version, name=gpu.names.pointer(b"a"), **node)
+    call = fake_records.record(fake_records.DRIVER, version, cbid=514, start=90, end=95, correlationId=5)
+    assert gpu.cupti.complete_buffer(nodes)
+    assert gpu.cupti.complete_buffer(call)
+    recording.stop()
+    assert [row["queued_ns"] for row in recording.rows()] == [90]
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: str(fixture.version))
+def test_captured_buffers_go_through_the_real_callbacks(fixture: Fixture, tmp_path: Path) -> None:
+    gpu = FakeGpu()
+    gpu.cupti.version = fixture.version
+    gpu.cupti.sizes = fake_records.sizes(fixture.version)
+    recording = Recording(gpu, tmp_path)
+    for buffer in fixture.relocated(gpu.names):
+        assert gpu.cupti.complete_buffer(buffer)
+    recording.stop()
+    gpu.close()
+    rows = recording.rows()
+    names = {row["kernel_class_id"]: row["name"] for row in recording.rows("kernel_classes")}
+    assert len(rows) == 67
+    single = sorted((row for row in rows if row["graph_id"] is None), key=lambda row: row["correlation_id"])
+    symbols = {"scaled": "void scaled<3, double>(double*, int)"}
+    expected = [symbols.get(item["name"], item["name"]) for item in fixture.launched if item["op"] == "kernel"]
+    assert [names[row["kernel_class_id"]] for row in single] == expected
+    copies = sorted(recording.rows("copies"), key=lambda row: row["correlation_id"])
+    expected = [item["op"] for item in fixture.launched if item["op"] not in ("kernel", "graph")]
+    assert [row["kind"] for row in copies] == expected
+    assert sum(row["bytes"] for row in copies) == 6 * (4096 + 8192 + 2048 + 1024)
+    assert (recording.timeline.odd, recording.timeline.lost_bytes, recording.timeline.dropped) == (0, 0, 0)
+
+
+def test_watched_launches_tell_their_class_and_graph(recording: Recording) -> None:
+    gpu, timeline = recording.gpu, recording.timeline
+    first, second = gpu.launch("a"), gpu.launch("b")
+    graph = gpu.launch_graph(0xA, ["c", "d"], graph_id=12)
+    timeline.watching |= {second, graph, 999_999}
+    recording.stop()
+    assert set(timeline.watched) == {second, graph}
+    classes = {row["kernel_class_id"]: row["name"] for row in recording.rows("kernel_classes")}
+    assert classes[timeline.watched[second].kernel_class_id] == "b"
+    assert timeline.watched[second].graph_id is None
+    assert timeline.watched[graph].graph_id == 12
+    assert first not in timeline.watched
+
+
+def test_launch_times_forget_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAUNCH_TIMES_KEPT", 3)
+    times = LaunchTimes()
+    for correlation in range(5):
+        times.note(correlation, correlation * 10)
+    assert dict(times) == {2: 20, 3: 30, 4: 40}
+
+
+# --- buffers ----------------------------------------------------------------------------------
+
+
+def test_buffers_are_used_again(recording: Recording) -> None:
+    gpu, timeline = recording.gpu, recording.timeline
+    gpu.cupti.buffer_limit = SMALL
+    for _ in range(6):
+        for _ in range(10):
+            gpu.launch()
+        gpu.cupti.settle()
+        timeline.flush()
+        timeline.drain()
+    recording.stop()
+    assert recording.correlations() == [correlation for correlation, _ in gpu.launches]
+    assert len(recording.correlations()) == 60
+    # Every buffer that exists is free again, and there were never more than two at a time.
+    exchange = exchange_for(timeline.cupti)
+    assert len(exchange._lent) == 0
+    assert len(exchange._free) <= 2
+
+
+def test_an_empty_buffer_comes_back_without_a_word(recording: Recording) -> None:
+    assert recording.gpu.cupti.complete_buffer(b"")
+    assert not recording.wake.is_set()
+    recording.stop()
+    assert recording.rows() == []
+    assert len(exchange_for(recording.timeline.cupti)._free) == 1
+
+
+def test_a_full_buffer_wakes_the_recorder(recording: Recording) -> None:
+    recording.gpu.launch()
+    recording.timeline.flush()
+    assert recording.wake.is_set()
+    recording.stop()
+
+
+def test_what_completes_after_the_end_does_not_reach_the_next_recording(gpu: FakeGpu, tmp_path: Path) -> None:
+    first = Recording(gpu, tmp_path / "first")
+    version, name = gpu.cupti.version, gpu.names.pointer(b"late")
+    gpu.launch()
+    first.stop()
+    assert gpu.cupti.complete_buffer(fake_records.record(KERNEL, version, name=name, correlationId=9))
+    second = Recording(gpu, tmp_path / "second")
+    call = gpu.launch()
+    second.stop()
+    assert second.correlations() == [call]
+    assert len(first.correlations()) == 1
+
+
+def test_a_foreign_buffer_is_ignored(recording: Recording) -> None:
+    exchange_for(recording.timeline.cupti)._complete(None, 0, 0xBAD, BUFFER_BYTES, 216)
+    recording.stop()
+    assert recording.rows() == []
+
+
+def test_cupti_gets_no_buffer_while_too_much_waits(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is decoded meanwhile: beyond the limit records are dropped, counted and said."""
+    gpu, timeline = recording.gpu, recording.timeline
+    monkeypatch.setattr(buffers, "FULL_BYTES", 2 * SMALL)
+    gpu.cupti.buffer_limit = SMALL
+    for _ in range(55):
+        gpu.launch()
+    gpu.cupti.settle()
+    recording.stop()
+    assert timeline.refused_buffers > 0
+    assert recording.correlations() == [correlation for correlation, _ in gpu.launches][: len(recording.rows())]
+    assert len(recording.rows()) == 20
+    assert timeline.dropped == 35  # launched = written + lost
+    losses = [row for row in recording.rows("events") if row["kind"] == "loss"]
+    assert [row["message"] for row in losses] == ["CUPTI has begun to drop records: the recorder cannot keep up"]
+
+
+def test_it_recovers_once_the_recorder_has_caught_up(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, timeline = recording.gpu, recording.timeline
+    monkeypatch.setattr(buffers, "FULL_BYTES", SMALL)
+    gpu.cupti.buffer_limit = SMALL
+    written = []
+    for _ in range(3):
+        for _ in range(25):
+            gpu.launch()
+        gpu.cupti.settle()
+        timeline.flush()
+        timeline.drain()
+        recording.writer.flush()
+        written.append(len(recording.rows()) + timeline.dropped)
+    assert written == [25, 50, 75]
+    assert 0 < timeline.dropped < 75
+    assert len([row for row in recording.rows("events") if row["kind"] == "loss"]) == 1
+    recording.stop()
+
+
+def test_buffers_lent_are_bounded(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "LENT_BUFFERS", 5)
+    fake = recording.gpu.cupti
+    given = [fake.request_and_keep() for _ in range(8)]
+    assert [address is not None for address in given] == [True] * 5 + [False] * 3
+    assert len(set(given[:5])) == 5
+    assert recording.timeline.refused_buffers == 3
+    recording.stop()
+
+
+def test_memory_that_runs_out_is_a_refused_buffer(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(buffers.np, "empty", no_memory)
+    assert recording.gpu.cupti.request_and_keep() is None
+    assert recording.timeline.refused_buffers == 1
+    monkeypatch.undo()
+    recording.stop()
+
+
+def test_bytes_that_cannot_be_decoded_are_counted(recording: Recording) -> None:
+    gpu = recording.gpu
+    kernel = fake_records.record(KERNEL, gpu.cupti.version, name=gpu.names.pointer(b"k"), correlationId=4)
+    assert gpu.cupti.complete_buffer(kernel + foreign(99, 48))
+    assert gpu.cupti.complete_buffer(kernel)
+    recording.stop()
+    assert recording.correlations() == [4, 4]
+    assert recording.timeline.lost_bytes == 48
+
+
+def test_records_arrive_from_several_threads_launching(recording: Recording) -> None:
+    gpu = recording.gpu
+    gpu.cupti.buffer_limit = SMALL
+    threads = [
+        threading.Thread(target=lambda: [gpu.launch(f"k{number % 3}") for number in range(40)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        recording.timeline.drain()
+    recording.stop()
+    assert sorted(recording.correlations()) == sorted(correlation for correlation, _ in gpu.launches)
+    assert len(recording.correlations()) == 160
+    assert len(recording.rows("kernel_classes")) == 3
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function", ["cuptiActivityRegisterCallbacks", "cuptiActivityEnable", "cuptiActivityFlushPeriod"]
+)
+def test_a_refusal_at_the_start_is_raised(gpu: FakeGpu, tmp_path: Path, function: str) -> None:
+    gpu.cupti.fail(function, 999)
+    with pytest.raises(CuptiError) as caught:
+        Recording(gpu, tmp_path)
+    assert (caught.value.function, caught.value.code) == (function, 999)
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_start_that_fails_half_way_leaves_nothing_on(gpu: FakeGpu, tmp_path: Path, at: int) -> None:
+    gpu.cupti.fail("cuptiActivityEnable", 27, at=at, times=1)
+    with pytest.raises(CuptiError):
+        Recording(gpu, tmp_path)
+    assert gpu.cupti.enabled == set()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuptiActivityFlushAll",
+        "cuptiActivityFlushPeriod",
+        "cuptiActivityDisable",
+        "cuptiActivityGetNumDroppedRecords",
+        "cuptiActivityEnableDriverApi",
+        "cuptiActivityEnableLatencyTimestamps",
+    ],
+)
+def test_errors_at_the_end_lose_nothing_that_was_handed_over(recording: Recording, function: str) -> None:
+    call = recording.gpu.launch()
+    recording.timeline.flush()
+    recording.gpu.cupti.fail(function, 999)
+    recording.stop()
+    assert recording.correlations() == [call]
