@@ -17,7 +17,7 @@ WITH intervals AS (
     SELECT
         COALESCE(d.uuid, concat(c.process, '/', CAST(c.device_id AS VARCHAR))) AS device,
         greatest(c.start_ns, $first_ns) AS start_ns,
-        least(c.start_ns + c.duration_ns, $first_ns + $width_ns * $buckets) AS end_ns
+        least(c.start_ns + c.duration_ns, $first_ns + CAST($width_ns AS BIGINT) * $buckets) AS end_ns
     FROM copies AS c
     LEFT JOIN devices AS d ON d.process = c.process AND d.device_id = c.device_id
     -- The limits keep damaged instants from overflowing the sum.
@@ -39,7 +39,7 @@ fresh AS (
 pieces AS (
     SELECT
         device, start_ns, end_ns,
-        unnest(range((start_ns - $first_ns) // $width_ns, (end_ns - 1 - $first_ns) // $width_ns + 1)) AS bucket
+        unnest(range((start_ns - $first_ns) // CAST($width_ns AS BIGINT), (end_ns - 1 - $first_ns) // CAST($width_ns AS BIGINT) + 1)) AS bucket
     FROM fresh
     WHERE end_ns > start_ns
 ),
@@ -47,7 +47,7 @@ copying AS (
     SELECT
         device, bucket,
         sum(
-            least(end_ns, $first_ns + (bucket + 1) * $width_ns) - greatest(start_ns, $first_ns + bucket * $width_ns)
+            least(end_ns, $first_ns + (bucket + 1) * CAST($width_ns AS BIGINT)) - greatest(start_ns, $first_ns + bucket * CAST($width_ns AS BIGINT))
         ) AS copy_ns
     FROM pieces
     GROUP BY device, bucket
@@ -55,11 +55,11 @@ copying AS (
 readings AS (
     SELECT
         COALESCE(d.uuid, concat(s.process, '/', CAST(s.device_id AS VARCHAR))) AS device,
-        (s.time_ns - $first_ns) // $width_ns AS bucket,
+        (s.time_ns - $first_ns) // CAST($width_ns AS BIGINT) AS bucket,
         s.sm_clock_hz
     FROM device_state AS s
     LEFT JOIN devices AS d ON d.process = s.process AND d.device_id = s.device_id
-    WHERE s.sm_clock_hz > 0 AND s.time_ns >= $first_ns AND s.time_ns < $first_ns + $width_ns * $buckets
+    WHERE s.sm_clock_hz > 0 AND s.time_ns >= $first_ns AND s.time_ns < $first_ns + CAST($width_ns AS BIGINT) * $buckets
 ),
 clocks AS (
     SELECT device, bucket, avg(sm_clock_hz) AS sm_clock_hz

@@ -55,11 +55,11 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
 
     if _active is not None and not _active.is_stopped:
         raise RecorderError(f"already recording into {_active.run_dir}: stop that first")
-    try:
-        options = Settings(**settings)
-    except TypeError:
+    unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
+    if unknown:
         known = ", ".join(Settings.__dataclass_fields__)
-        raise RecorderError(f"unknown setting in {sorted(settings)}: the settings are {known}") from None
+        raise RecorderError(f"unknown setting {unknown[0]!r}: the settings are {known}")
+    options = Settings(**settings)
     _active = Recorder(run_dir, options)
     lifecycle.watch(_active)
     return _active  # type: ignore[no-any-return]

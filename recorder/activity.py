@@ -33,6 +33,7 @@ from nanalyze.recorder.cupti import (
     Cupti,
     CuptiError,
 )
+from nanalyze.rundir.errors import RecorderError
 
 Records = npt.NDArray[np.void]
 Bytes = npt.NDArray[np.uint8]
@@ -183,8 +184,8 @@ class Decoder:
         """
         runs, end = self._walk(buffer)
         if end < buffer.size and self.cupti is not None:
-            with contextlib.suppress(CuptiError):  # what was found so far is kept, the rest is lost
-                runs, end = self._walk_by_cupti(self.cupti, buffer)
+            with contextlib.suppress(RecorderError):  # what was found so far is kept, the rest is lost
+                runs, end = max((runs, end), self._walk_by_cupti(self.cupti, buffer), key=lambda walk: walk[1])
         self.lost_bytes += buffer.size - end
         skipped = sum(count for kind, _, count in runs if kind not in FIELDS)
         return Decoded(self._gather(buffer, runs), skipped)
@@ -248,7 +249,7 @@ class Decoder:
         """As `_walk`, by CUPTI itself; slower (about 1 us a record), for buffers the sizes do not explain."""
         offsets, is_whole = _record_offsets(cupti, buffer)
         kinds = [int(buffer[offset : offset + 4].view(np.uint32)[0]) for offset in offsets]
-        end = buffer.size if is_whole else 0
+        end = buffer.size if is_whole and offsets else 0
         if offsets and not is_whole:  # nothing shows where the last record ends but the size of its kind
             end = offsets[-1] + self.sizes.get(kinds[-1], buffer.size)
             if end > buffer.size:

@@ -25,6 +25,8 @@ KIND_RUNTIME = 5
 KIND_CONCURRENT_KERNEL = 10
 KIND_MEMCPY2 = 22
 
+ATTR_HOST_PINNED = 8  # CUPTI_ACTIVITY_ATTR_MEM_ALLOCATION_TYPE_HOST_PINNED
+
 CB_DOMAIN_DRIVER_API = 1
 CALLBACK_ENTER = 0
 
@@ -42,6 +44,7 @@ CBID_GRAPH_LAUNCHES = (514, 515)  # cuGraphLaunch, cuGraphLaunch_ptsz
 # bound above every id there is (about 520 in 13.0).
 CBID_RUNTIME_GRAPH_LAUNCHES = (311, 312)
 CBID_RUNTIME_BOUND = 1000
+CBID_RUNTIME_LAUNCH_KERNEL = 211
 # cuStreamBeginCapture (all variants) and cuStreamEndCapture.
 CBID_CAPTURE_BEGINS = (495, 496, 539, 540, 720, 721)
 CBID_CAPTURE_ENDS = (497, 498)
@@ -116,6 +119,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuptiActivityRegisterCallbacks": (BufferRequested, BufferCompleted),
     "cuptiActivityFlushAll": (c_uint32,),
     "cuptiActivityFlushPeriod": (c_uint32,),
+    "cuptiActivitySetAttribute": (c_int, POINTER(c_size_t), c_void_p),
     "cuptiActivityGetNextRecord": (c_void_p, c_size_t, POINTER(c_void_p)),
     "cuptiActivityGetNumDroppedRecords": (c_void_p, c_uint32, POINTER(c_size_t)),
     "cuptiActivityEnableLatencyTimestamps": (c_uint8,),
@@ -138,6 +142,13 @@ class CuptiError(RecorderError):
         self.code = code
         name, remedy = ERRORS.get(code, (f"code {code}", ""))
         super().__init__(f"{function} failed: CUPTI_ERROR_{name} ({code})" + (f": {remedy}" if remedy else ""))
+
+
+class MissingFunction(CuptiError):
+    """A function that this version of CUPTI does not have; treated like any other refusal."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__(function, 11)
 
 
 class CallbackData(ctypes.Structure):
@@ -188,7 +199,7 @@ def _typed(library: Any, name: str) -> Any:
     try:
         function = getattr(library, name)
     except AttributeError:
-        raise RecorderError(f"this CUPTI has no {name}: use CUPTI 12.0 or newer") from None
+        raise MissingFunction(name) from None
     if name in SIGNATURES:
         function.argtypes = SIGNATURES[name]
     function.restype = c_int

@@ -23,7 +23,7 @@ from typing import Any
 
 from nanalyze.recorder import cupti as cu
 from nanalyze.recorder.demangle import demangle
-from nanalyze.recorder.rangeprofiler import MetricHost, RangeProfiler, chip_name, initialize
+from nanalyze.recorder.rangeprofiler import NO_SUCH_METRIC, MetricHost, RangeProfiler, chip_name, initialize
 from nanalyze.rundir.counters import COUNTERS
 from nanalyze.rundir.counters import Counter as HardwareCounter
 from nanalyze.rundir.errors import RecorderError
@@ -75,7 +75,7 @@ class Exact:
             raise RecorderError("Exact: first and skip must be 0 or more, every 1 or more")
         if not 0 < self.budget_pct <= 100:
             raise RecorderError(f"Exact(budget_pct={self.budget_pct}): must be above 0 and at most 100")
-        if isinstance(self.metrics, str) and self.metrics not in (FULL, VERDICT):
+        if not self.metrics or (isinstance(self.metrics, str) and self.metrics not in (FULL, VERDICT)):
             raise RecorderError(
                 f"Exact(metrics={self.metrics!r}): give {FULL!r}, {VERDICT!r} or a list of CUPTI metrics"
             )
@@ -226,9 +226,13 @@ class ExactLayer:
     def start(self) -> None:
         """Subscribe to the launch calls; raises CuptiError when another subscriber holds CUPTI."""
         self.cupti.cuptiSubscribe(ctypes.byref(self._subscriber), self._callback, None)
-        for cbid in (*cu.CBID_CAPTURE_BEGINS, *cu.CBID_CAPTURE_ENDS):
-            self._enable(cbid, True)
-        self._listen(True)
+        try:
+            for cbid in (*cu.CBID_CAPTURE_BEGINS, *cu.CBID_CAPTURE_ENDS):
+                self._enable(cbid, True)
+            self._listen(True)
+        except RecorderError:
+            self._unsubscribe()
+            raise
 
     def _enable(self, cbid: int, on: bool) -> None:
         self.cupti.cuptiEnableCallback(int(on), self._subscriber, cu.CB_DOMAIN_DRIVER_API, cbid)
@@ -264,18 +268,21 @@ class ExactLayer:
 
     def _give_up_graph(self) -> None:
         if self._graph is not None:
-            self.tally.unfinished_graphs += 1
+            self.tally.unfinished_graphs += self.failure is None
             self._choices[self._graph.executable].wanted = False
             with contextlib.suppress(cu.CuptiError):
                 self._graph.device.close()
             self._graph = None
 
-    def stop(self) -> None:
-        """Unsubscribe and give the profiler back; never raises."""
+    def _unsubscribe(self) -> None:
         if self._subscriber.value is not None:
             with contextlib.suppress(cu.CuptiError):
                 self.cupti.cuptiUnsubscribe(self._subscriber)
             self._subscriber.value = None
+
+    def stop(self) -> None:
+        """Unsubscribe and give the profiler back; never raises."""
+        self._unsubscribe()
         if not self._lock.acquire(timeout=STOP_PATIENCE_S):
             return  # a launch never came back: its thread owns the session
         try:
@@ -464,24 +471,35 @@ class ExactLayer:
     def _device(self, context: int) -> _Device:
         device = self._devices.get(context)
         if device is None:
-            ordinal = ctypes.c_int()
-            if self._driver.cuCtxGetDevice(ctypes.byref(ordinal)):
-                raise RecorderError("the launching thread has no current CUDA context")
-            initialize(self.cupti)  # not earlier: it fails before CUDA is initialised
-            host = MetricHost(self.cupti, chip_name(self.cupti, ordinal.value), context)
+            device = self._devices[context] = self._open_device(context)
+        return device
+
+    def _open_device(self, context: int) -> _Device:
+        ordinal = ctypes.c_int()
+        if self._driver.cuCtxGetDevice(ctypes.byref(ordinal)):
+            raise RecorderError("the launching thread has no current CUDA context")
+        initialize(self.cupti)  # not earlier: it fails before CUDA is initialised
+        host = MetricHost(self.cupti, chip_name(self.cupti, ordinal.value), context)
+        try:
             metrics = supported_metrics(host, self.options.candidates())
             if not metrics:
                 raise RecorderError("this GPU offers none of the requested metrics")
-            device = self._devices[context] = _Device(context, ordinal.value, host, metrics)
-        return device
+        except RecorderError:
+            with contextlib.suppress(cu.CuptiError):
+                host.close()
+            raise
+        return _Device(context, ordinal.value, host, metrics)
 
 
 def supported_metrics(host: MetricHost, counters: Sequence[HardwareCounter]) -> list[str]:
     """For each counter the first raw metric this chip has; counters it lacks are left out."""
     first_choices = list(dict.fromkeys(counter.raw[0] for counter in counters))
-    with contextlib.suppress(cu.CuptiError):
+    try:
         host.config(first_choices)  # one question instead of fifty (0.35 s) where all exist
         return first_choices
+    except cu.CuptiError as error:
+        if error.code != NO_SUCH_METRIC:
+            raise
     found: list[str] = []
     for counter in counters:
         found += host.supported(counter.raw)[:1]

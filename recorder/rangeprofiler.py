@@ -22,6 +22,7 @@ Image = ctypes.Array[c_uint8]
 
 AUTO_RANGE, USER_RANGE = 1, 2
 KERNEL_REPLAY, USER_REPLAY = 2, 3
+NO_SUCH_METRIC = 17  # CUPTI_ERROR_INVALID_METRIC_NAME
 _RANGE_PROFILER = 0  # CUPTI_PROFILER_TYPE_RANGE_PROFILER
 
 
@@ -219,8 +220,10 @@ class MetricHost:
     def _is_supported(self, metric: str) -> bool:
         try:
             self.config([metric])
-        except CuptiError:
-            return False
+        except CuptiError as error:
+            if error.code == NO_SUCH_METRIC:
+                return False
+            raise
         return True
 
     def evaluate(self, image: Image, index: int, metrics: Sequence[str]) -> list[float | None]:

@@ -56,11 +56,19 @@ class Settings:
     append: bool = False
 
     def __post_init__(self) -> None:
-        unknown = set(self.layers) - set(LAYERS)
+        layers: Any = self.layers
+        if isinstance(layers, str):
+            raise RecorderError(f"layers={layers!r}: give a sequence of layers, of {', '.join(LAYERS)}")
+        object.__setattr__(self, "layers", tuple(layers))
+        unknown = [layer for layer in self.layers if layer not in LAYERS]
         if unknown:
-            raise RecorderError(f"unknown layer {sorted(unknown)[0]!r}: the layers are {', '.join(LAYERS)}")
-        if not self.flush_s > 0:
-            raise RecorderError(f"flush_s={self.flush_s}: must be above 0 seconds")
+            raise RecorderError(f"unknown layer {unknown[0]!r}: the layers are {', '.join(LAYERS)}")
+        if not isinstance(self.flush_s, int | float) or not self.flush_s > 0:
+            raise RecorderError(f"flush_s={self.flush_s!r}: must be above 0 seconds")
+        if self.exact is not None and not isinstance(self.exact, Exact):
+            raise RecorderError(
+                f"exact={self.exact!r}: must be a recorder.Exact, such as recorder.Exact(kernels='gemm')"
+            )
 
 
 def _from_environment(names: tuple[str, ...]) -> int | None:
@@ -187,6 +195,7 @@ class Recorder:
         timeline = Timeline(self._cupti, self._writer, self._wake)
         timeline.start()
         self._timeline = timeline
+        self._report_trouble(timeline)
 
     def _start_exact(self) -> None:
         assert self.settings.exact is not None
@@ -207,7 +216,7 @@ class Recorder:
         next_tick = time.monotonic() + TICK_S
         next_flush = time.monotonic() + min(1.0, self.settings.flush_s)  # early, so that a short run is visible
         while not self._stopping.is_set():
-            self._wake.wait(max(0.0, next_tick - time.monotonic()))
+            self._wake.wait(max(0.0, min(next_tick, next_flush) - time.monotonic()))
             self._wake.clear()
             now = time.monotonic()
             try:
@@ -316,14 +325,10 @@ class Recorder:
 
     def _finish(self, ending: str) -> None:
         started_cpu = time.thread_time_ns()
-        timeline = self._timeline
-        if timeline is not None:
-            timeline.flush()  # before the kinds are disabled: complete records only
-            self._take_exact()
-            timeline.stop()
-            self._resolve_exact(last=True)
-            self._observe_devices()
-            self._note_losses(timeline)
+        try:
+            self._finish_timeline()
+        except Exception as error:  # whatever it is, the ranges and the end row are still written
+            self._complain(f"internal error, please report it: {type(error).__name__}: {error}", "timeline")
         self._note_exact()
         self._writer.add_rows("ranges", self._ranges.take(also_open=True))
         self._writer.flush()
@@ -334,7 +339,23 @@ class Recorder:
         self._writer.add_rows("processes", [row])
         self._writer.flush()
 
+    def _finish_timeline(self) -> None:
+        timeline = self._timeline
+        if timeline is not None:
+            timeline.flush()  # before the kinds are disabled: complete records only
+            self._take_exact()
+            timeline.stop()
+            self._resolve_exact(last=True)
+            self._observe_devices()
+            self._note_losses(timeline)
+
+    def _report_trouble(self, timeline: Timeline) -> None:
+        """Say what the timeline could not do, once each."""
+        while timeline.trouble:
+            self._complain(timeline.trouble.pop(0), "timeline")
+
     def _note_losses(self, timeline: Timeline) -> None:
+        self._report_trouble(timeline)
         if timeline.odd:
             text = "records with an end before their start; they have no times"
             self._writer.event("timeline", "odd_record", text, timeline.odd)
@@ -368,8 +389,8 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop("stop" if kind is None else "failed")
 
 
 def _import_writer_libraries() -> None:

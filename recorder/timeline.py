@@ -56,6 +56,7 @@ class Timeline:
         self.watching: set[int] = set()  # correlation ids the exact layer wants to know about
         self.watched: dict[int, Watched] = {}  # what was found about them
         self.devices_seen: set[int] = set()
+        self.trouble: list[str] = []  # what could not be done, for the session to say
         self.records = 0
         self.dropped = 0
         self.odd = 0
@@ -67,9 +68,13 @@ class Timeline:
 
     def start(self) -> None:
         """Ask CUPTI for records from now on; raises CuptiError, with nothing left on, when it refuses."""
+        self._exchange.give_back(self._exchange.take())  # what an earlier recording left is not this one's
         self._exchange.register(self.cupti)
-        with contextlib.suppress(cu.CuptiError):
+        self._use_pinned_memory()
+        try:
             self.cupti.cuptiActivityEnableLatencyTimestamps(1)
+        except cu.CuptiError as error:
+            self.trouble.append(f"launch times are missing, so no range gets its kernels: {error}")
         try:
             for kind in KINDS:
                 self.cupti.cuptiActivityEnable(kind)
@@ -80,6 +85,18 @@ class Timeline:
             self._disable()
             raise
         self._start_graph_times()
+
+    def _use_pinned_memory(self) -> None:
+        """Let the GPU write its timestamps to host memory, where CUPTI's worker reads them directly.
+
+        By default they lie in device memory and the worker copies them out through the driver,
+        under locks that launching threads take too: on an H200 (driver 580.159, CUPTI 13.0) a
+        GPT-2 step deadlocked within seconds, the worker in a copy, the job in cuLaunchKernel.
+        """
+        pinned = ctypes.c_uint8(1)
+        size = ctypes.c_size_t(1)
+        with contextlib.suppress(RecorderError):  # not offered under confidential computing
+            self.cupti.cuptiActivitySetAttribute(cu.ATTR_HOST_PINNED, ctypes.byref(size), ctypes.byref(pinned))
 
     def _start_graph_times(self) -> None:
         """Record the graph-launch call alone, for its time: graph nodes carry a stale one (CUPTI 12.8 on).
@@ -92,6 +109,7 @@ class Timeline:
                 self.cupti.cuptiActivityEnableDriverApi(cbid, 1)
         try:
             self.cupti.cuptiActivityEnable(cu.KIND_RUNTIME)
+            self.cupti.cuptiActivityEnableRuntimeApi(cu.CBID_RUNTIME_LAUNCH_KERNEL, 0)  # must work, or leave it
             for cbid in range(1, cu.CBID_RUNTIME_BOUND):
                 if cbid not in cu.CBID_RUNTIME_GRAPH_LAUNCHES:
                     with contextlib.suppress(cu.CuptiError):  # ids that this version does not know
@@ -107,10 +125,10 @@ class Timeline:
         self.drain()
 
     def _disable(self) -> None:
+        """Turn everything off but the latency timestamps: CUPTI asks not to change those in mid-process."""
         calls: list[tuple[str, tuple[int, ...]]] = [("cuptiActivityFlushPeriod", (0,))]
         calls += [("cuptiActivityDisable", (kind,)) for kind in (*KINDS, cu.KIND_RUNTIME)]
         calls += [("cuptiActivityEnableDriverApi", (cbid, 0)) for cbid in cu.CBID_GRAPH_LAUNCHES]
-        calls += [("cuptiActivityEnableLatencyTimestamps", (0,))]
         for function, arguments in calls:
             with contextlib.suppress(RecorderError):
                 getattr(self.cupti, function)(*arguments)
@@ -132,8 +150,10 @@ class Timeline:
 
     def flush(self, forced: bool = False) -> None:
         """Make CUPTI hand over the buffers it has filled (all of them if `forced`)."""
-        with contextlib.suppress(cu.CuptiError):
+        try:
             self.cupti.cuptiActivityFlushAll(int(forced))
+        except cu.CuptiError as error:
+            self.trouble.append(f"the last launches may be missing: {error}")
 
     # -- on the recorder's thread -------------------------------------------------------------
 

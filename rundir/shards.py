@@ -59,10 +59,12 @@ def encode(rows: pa.Table, table: Table) -> pa.Buffer:
 
     The encodings, row-group size and zstd level 1 were chosen by measurement; see
     `benchmarks/storage.py` and docs/measurements.md.
+    Raises ValueError for rows that lack a column or hold NULL where the schema allows none.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    _check(rows, table)
     encodings = {c.name: c.encoding for c in table.columns if c.encoding != DICTIONARY}
     dictionary = [name for name in rows.schema.names if name not in encodings]
     sink = pa.BufferOutputStream()
@@ -78,6 +80,15 @@ def encode(rows: pa.Table, table: Table) -> pa.Buffer:
         store_schema=True,
     )
     return sink.getvalue()
+
+
+def _check(rows: pa.Table, table: Table) -> None:
+    """Refuse what no reader could read back; old versions of pyarrow write it without a word."""
+    for column in table.columns:
+        if column.name not in rows.schema.names:
+            raise ValueError(f"{table.name}: has no column {column.name}")
+        if not column.nullable and rows[column.name].null_count:
+            raise ValueError(f"{table.name}.{column.name}: holds NULL, which the schema does not allow")
 
 
 def write_shard(run_dir: Path, table: str, process: str, sequence: int, rows: pa.Table) -> Shard:

@@ -46,6 +46,7 @@ PARAMETER_SIZE_NOT_SUFFICIENT = 10
 MAX_LIMIT_REACHED = 12
 INVALID_METRIC_NAME = 17
 INVALID_KIND = 21
+NOT_SUPPORTED = 27
 MULTIPLE_SUBSCRIBERS = 39
 INVALID_CHIP_NAME = 46
 
@@ -103,6 +104,8 @@ ERROR_CODES: dict[int, str] = {
 AUTO_RANGE, USER_RANGE = 1, 2
 KERNEL_REPLAY, USER_REPLAY = 2, 3
 METRICS_PER_PASS = 5
+HOST_PINNED = 8  # CUPTI_ACTIVITY_ATTR_MEM_ALLOCATION_TYPE_HOST_PINNED, a uint8_t
+ATTRIBUTE_SIZES = {HOST_PINNED: 1}
 CHIP = b"GH100"
 
 _Request = ctypes.CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_t))
@@ -276,6 +279,7 @@ class FakeCupti:
         self.runtime_api_off: set[int] = set()  # runtime calls that are not recorded with their kind
         self.runtime_calls = 520  # ids beyond are unknown
         self.latency_timestamps = False
+        self.attributes: dict[int, int] = {}
         self.flush_period_ms = 0
         self.sessions: dict[int, Session] = {}  # by handle; one a context
         self.hosts: dict[int, list[str]] = {}
@@ -364,12 +368,15 @@ class FakeCupti:
             raise AssertionError("the fake CUPTI's thread does not answer")
 
     def _work(self) -> None:
+        last = time.monotonic()
         while True:
             period = self.flush_period_ms / 1000
-            try:
-                job = self._jobs.get(timeout=period or None)
-            except queue.Empty:
+            if period and time.monotonic() >= last + period:
+                last = time.monotonic()
                 self._hand_over(forced=False)
+            try:
+                job = self._jobs.get(timeout=max(0.0, last + period - time.monotonic()) if period else None)
+            except queue.Empty:
                 continue
             if job is None:
                 return
@@ -468,6 +475,11 @@ class FakeCupti:
 
     def _cuptiActivityEnableDriverApi(self, cbid: int, on: int) -> None:
         (self.driver_api.add if on else self.driver_api.discard)(cbid)
+
+    def _cuptiActivitySetAttribute(self, attribute: int, size: Any, value: int | None) -> None:
+        if not value or size[0] != ATTRIBUTE_SIZES[attribute]:
+            raise CuptiCode(PARAMETER_SIZE_NOT_SUFFICIENT)
+        self.attributes[attribute] = int.from_bytes(ctypes.string_at(value, size[0]), "little")
 
     def _cuptiActivityEnableRuntimeApi(self, cbid: int, on: int) -> None:
         if not 0 < cbid <= self.runtime_calls:

@@ -376,6 +376,15 @@ def test_what_follows_an_unknown_kind_is_counted_as_lost(fake: FakeCupti, with_c
     assert decoder.lost_bytes == len(rubbish)
 
 
+@pytest.mark.parametrize("code", [12, 21, 999])
+def test_a_walk_that_finds_less_than_the_sizes_explain_is_not_used(fake: FakeCupti, code: int) -> None:
+    fake.fail("cuptiActivityGetNextRecord", code)
+    decoder = activity.Decoder(activity.record_sizes(130001), Cupti(fake.library, "fake"))
+    decoded = decoder.decode(array(kernel(130001, 7) * 2 + foreign(99, 48)))
+    assert decoded.records[KERNEL]["correlation"].tolist() == [7, 7]
+    assert decoder.lost_bytes == 48
+
+
 def test_another_error_of_the_walk_costs_only_what_cannot_be_explained(fake: FakeCupti) -> None:
     fake.sizes[99] = 48
     fake.fail("cuptiActivityGetNextRecord", 999, at=2)

@@ -17,7 +17,7 @@ from nanalyze.recorder.demangle import demangle
     ("mangled", "name"),
     [
         ("_Z6scaledILi3EdEvPT0_i", "void scaled<3, double>(double*, int)"),
-        ("_ZN2at6native10elementwiseILi4EEEvi", "void at::native::elementwise<4>(int)"),
+        ("_ZN2at6native11elementwiseILi4EEEvi", "void at::native::elementwise<4>(int)"),
         ("_Z1fv", "f()"),
         ("plain", "plain"),
         ("", ""),

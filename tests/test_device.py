@@ -93,10 +93,8 @@ def test_without_nvml_the_driver_tells_the_clocks(gpu: FakeGpu) -> None:
     assert devices.gpu_driver_version() is None
 
 
-def test_an_attribute_that_cuda_python_or_the_driver_lacks_is_missing(gpu: FakeGpu) -> None:
+def test_an_attribute_that_cuda_python_lacks_is_missing(gpu: FakeGpu) -> None:
     del gpu.bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK
-    gpu.bindings.attributes.pop("MEMORY_CLOCK_RATE")
-    gpu.bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE = "L2_CACHE_SIZE"
     assert describe()["shared_reserved_bytes_per_block"] is None
 
 

@@ -135,6 +135,19 @@ def test_columns_are_encoded_as_declared(table: Table) -> None:
             assert column.encoding in chunk.encodings, column.name
 
 
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_null_where_none_may_be_is_refused(table: Table, tmp_path: Path) -> None:
+    column = next(column for column in table.columns if not column.nullable)
+    rows = rows_of(table)
+    index = rows.schema.get_field_index(column.name)
+    holed = rows.set_column(index, rows.schema.field(index), pa.nulls(rows.num_rows, column.arrow_type()))
+    with pytest.raises(ValueError, match=rf"{table.name}\.{column.name}: holds NULL"):
+        shards.write_shard(tmp_path, table.name, PROCESS, 1, holed)
+    with pytest.raises(ValueError, match=f"{table.name}: has no column {column.name}"):
+        shards.write_shard(tmp_path, table.name, PROCESS, 1, rows.drop_columns([column.name]))
+    assert files_in(tmp_path) == []
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(

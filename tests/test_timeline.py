@@ -9,6 +9,7 @@ from typing import Any
 
 import fake_records
 import pytest
+from fake_cupti import HOST_PINNED
 from fake_gpu import FakeGpu, read_table
 from fake_records import FIXTURES, KERNEL, Fixture, foreign
 
@@ -66,9 +67,11 @@ def test_start_asks_for_kernels_copies_and_graph_launches_and_stop_for_nothing(r
     assert set(range(1, fake.runtime_calls + 1)) - fake.runtime_api_off == {311, 312}
     assert fake.driver_api == {514, 515}
     assert fake.latency_timestamps
+    assert fake.attributes == {HOST_PINNED: 1}
     assert fake.flush_period_ms == 1000
     recording.stop()
-    assert (fake.enabled, fake.driver_api, fake.latency_timestamps, fake.flush_period_ms) == (set(), set(), False, 0)
+    assert (fake.enabled, fake.driver_api, fake.flush_period_ms) == (set(), set(), 0)
+    assert fake.latency_timestamps  # CUPTI asks not to change those in mid-process
 
 
 def test_a_recording_without_work_asks_for_no_buffer(recording: Recording, tmp_path: Path) -> None:

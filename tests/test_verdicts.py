@@ -120,11 +120,18 @@ def test_a_compute_verdict_names_the_busiest_pipe(tmp_path: Path, counter: str, 
     assert (row["bound"], row["level_or_pipe"]) == ("compute", pipe)
 
 
-def test_a_level_is_not_guessed_where_one_was_not_measured(tmp_path: Path) -> None:
+def test_a_level_is_not_guessed_where_none_comes_near_the_total(tmp_path: Path) -> None:
     assert verdict(tmp_path / "a", sol(14.0, 91.0, dram_pct=91.0))["level_or_pipe"] == "DRAM"
     assert pd.isna(verdict(tmp_path / "b", sol(14.0, 91.0, dram_pct=50.0))["level_or_pipe"])
-    assert verdict(tmp_path / "c", sol(14.0, 91.0, dram_pct=50.0, l2_pct=1.0, l1_pct=2.0))["level_or_pipe"] == "DRAM"
+    assert pd.isna(verdict(tmp_path / "c", sol(14.0, 91.0, dram_pct=50.0, l2_pct=1.0, l1_pct=2.0))["level_or_pipe"])
     assert pd.isna(verdict(tmp_path / "d", sol(91.0, 14.0))["level_or_pipe"])
+
+
+def test_the_level_is_the_one_that_makes_the_total_not_the_largest(tmp_path: Path) -> None:
+    """As measured on an H200: a stream copy, whose L2 is busier than the memory total counts."""
+    row = verdict(tmp_path, sol(6.1, 84.3, dram_pct=84.3, l2_pct=88.8, l1_pct=27.6))
+    assert (row["bound"], row["level_or_pipe"]) == ("memory", "DRAM")
+    assert row["reason"] == "memory 84.3 % of peak (>= 80 %), DRAM 84.3 %; compute 6.1 %"
 
 
 def test_other_verdicts_have_no_level(tmp_path: Path) -> None:
@@ -139,7 +146,7 @@ def test_other_verdicts_have_no_level(tmp_path: Path) -> None:
     [
         (
             sol(14.04, 91.2, **LEVELS),
-            "memory 91.2 % of peak (>= 80 %), busiest level DRAM 91.0 %; compute 14.0 %",
+            "memory 91.2 % of peak (>= 80 %), DRAM 91.0 %; compute 14.0 %",
         ),
         (
             sol(50.0, 65.0),

@@ -152,17 +152,9 @@ decided AS (
                     CASE WHEN e.memory_pct IS NULL THEN 'memory_pct' END
                 )
         END AS missing,
-        -- A level or pipe that was not measured may be the busiest, unless a measured one comes near the total.
-        CASE
-            WHEN e.dram_pct + e.l2_pct + e.l1_pct IS NOT NULL OR e.top_level_pct >= e.memory_pct - e.lead_pct
-                THEN e.top_level
-        END AS level,
-        CASE
-            WHEN e.pipe_tensor_pct + e.pipe_fma_pct + e.pipe_alu_pct + e.pipe_fp64_pct + e.pipe_xu_pct
-                + e.pipe_lsu_pct + e.pipe_issue_pct IS NOT NULL
-                OR e.top_pipe_pct >= e.compute_pct - e.lead_pct
-                THEN e.top_pipe
-        END AS pipe
+        -- Another part, or one that was not measured, may be the busiest, unless this one comes near the total.
+        CASE WHEN e.top_level_pct >= e.memory_pct - e.lead_pct THEN e.top_level END AS level,
+        CASE WHEN e.top_pipe_pct >= e.compute_pct - e.lead_pct THEN e.top_pipe END AS pipe
     FROM evidence AS e
     LEFT JOIN ruled AS r ON r.kernel_class_id = e.kernel_class_id
 ),
@@ -173,7 +165,7 @@ texts AS (
         concat(CAST(round(compute_pct, 1) AS VARCHAR), ' %') AS compute_text,
         concat(CAST(round(memory_pct, 1) AS VARCHAR), ' %') AS memory_text,
         concat(CAST(round(mean_ns / 1000.0E0, 2) AS VARCHAR), ' us') AS mean_text,
-        concat(', busiest level ', level, ' ', CAST(round(top_level_pct, 1) AS VARCHAR), ' %') AS level_text,
+        concat(', ', level, ' ', CAST(round(top_level_pct, 1) AS VARCHAR), ' %') AS level_text,
         concat(', busiest pipe ', pipe, ' ', CAST(round(top_pipe_pct, 1) AS VARCHAR), ' %') AS pipe_text
     FROM decided
 ),

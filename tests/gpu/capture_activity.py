@@ -91,7 +91,9 @@ class Capture:
         self.buffers.append(bytes(memoryview(memory).cast("B")[:valid]))
 
 
-def launch(function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, stream: Any, x: Any) -> None:
+def launch(
+    function: Any, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, stream: Any, x: Any
+) -> None:
     pointer = np.array([int(x)], dtype=np.uint64)
     count = np.array([4096], dtype=np.int32)
     arguments = np.array([pointer.ctypes.data, count.ctypes.data], dtype=np.uint64)
