@@ -18,7 +18,10 @@ import numpy as np
 from nanalyze.recorder import cupti as cu
 from nanalyze.recorder.activity import Bytes
 
-BUFFER_BYTES = 8 << 20  # about 38,000 kernels: one callback, one GIL hand-over
+# About 2,400 kernels. CUPTI keeps a buffer until its last record is complete, which on a busy GPU
+# is when the buffer is full: with 8 MiB (38,000 kernels) a job of 1,000 launches a second would be
+# 38 s behind, and a kill would cost as much.
+BUFFER_BYTES = 512 << 10
 FULL_BYTES = 128 << 20  # waiting to be decoded; beyond that CUPTI gets no buffer, drops and counts
 # At CUPTI, mostly untouched memory. Under the range profiler CUPTI takes a buffer a replay pass
 # and gives them back at the next flush only: 16 were too few (1,546 refusals in 80 s on an H200).

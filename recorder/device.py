@@ -58,14 +58,26 @@ def driver_version() -> int | None:
         return None
 
 
+def in_use() -> set[int]:
+    """Ordinals of the devices on which this process has a primary context; none before CUDA is initialised."""
+    try:
+        driver = _driver()
+        ordinals = range(int(_value(driver.cuDeviceGetCount())))
+        return {ordinal for ordinal in ordinals if _is_active(driver, ordinal)}
+    except RecorderError:
+        return set()
+
+
+def _is_active(driver: Any, ordinal: int) -> bool:
+    _, is_active = _value_pair(driver.cuDevicePrimaryCtxGetState(_value(driver.cuDeviceGet(ordinal))))
+    return bool(is_active)
+
+
 def synchronize() -> None:
     """Wait until every primary context of this process has finished its work."""
     driver = _driver()
-    for ordinal in range(int(_value(driver.cuDeviceGetCount()))):
+    for ordinal in sorted(in_use()):
         device = _value(driver.cuDeviceGet(ordinal))
-        _, is_active = _value_pair(driver.cuDevicePrimaryCtxGetState(device))
-        if not is_active:
-            continue
         context = _value(driver.cuDevicePrimaryCtxRetain(device))
         try:
             _value(driver.cuCtxPushCurrent(context))

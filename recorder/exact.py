@@ -23,7 +23,7 @@ from typing import Any
 
 from nanalyze.recorder import cupti as cu
 from nanalyze.recorder.demangle import demangle
-from nanalyze.recorder.rangeprofiler import NO_SUCH_METRIC, MetricHost, RangeProfiler, chip_name, initialize
+from nanalyze.recorder.rangeprofiler import MetricHost, RangeProfiler, chip_name, initialize, is_unknown_metric
 from nanalyze.rundir.counters import COUNTERS
 from nanalyze.rundir.counters import Counter as HardwareCounter
 from nanalyze.rundir.errors import RecorderError
@@ -498,7 +498,7 @@ def supported_metrics(host: MetricHost, counters: Sequence[HardwareCounter]) -> 
         host.config(first_choices)  # one question instead of fifty (0.35 s) where all exist
         return first_choices
     except cu.CuptiError as error:
-        if error.code != NO_SUCH_METRIC:
+        if not is_unknown_metric(error):
             raise
     found: list[str] = []
     for counter in counters:

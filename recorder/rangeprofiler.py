@@ -22,7 +22,6 @@ Image = ctypes.Array[c_uint8]
 
 AUTO_RANGE, USER_RANGE = 1, 2
 KERNEL_REPLAY, USER_REPLAY = 2, 3
-NO_SUCH_METRIC = 17  # CUPTI_ERROR_INVALID_METRIC_NAME
 _RANGE_PROFILER = 0  # CUPTI_PROFILER_TYPE_RANGE_PROFILER
 
 
@@ -128,6 +127,11 @@ def chip_name(cupti: Cupti, device: int) -> str:
     return str(_call(cupti, "cuptiDeviceGetChipName", _ChipName, deviceIndex=device).pChipName.decode())
 
 
+def is_unknown_metric(error: CuptiError) -> bool:
+    """Whether `error` only says that the chip has no such metric (CUPTI 13.0 answers INVALID_PARAMETER)."""
+    return error.function == "cuptiProfilerHostConfigAddMetrics" and error.code in (1, 17)
+
+
 class MetricHost:
     """The host side for one chip: which metrics exist, how many passes a set takes, values from images."""
 
@@ -221,7 +225,7 @@ class MetricHost:
         try:
             self.config([metric])
         except CuptiError as error:
-            if error.code == NO_SUCH_METRIC:
+            if is_unknown_metric(error):
                 return False
             raise
         return True

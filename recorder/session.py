@@ -245,7 +245,9 @@ class Recorder:
 
     def _observe_devices(self) -> None:
         """Describe the devices once the job uses one (CUDA is then initialised), then follow their state."""
-        seen = self._timeline.devices_seen if self._timeline else set()
+        if self._timeline is None:
+            return
+        seen = self._timeline.devices_seen | device.in_use()
         if not seen:
             return
         if "devices" not in self._said:

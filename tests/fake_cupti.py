@@ -46,7 +46,6 @@ PARAMETER_SIZE_NOT_SUFFICIENT = 10
 MAX_LIMIT_REACHED = 12
 INVALID_METRIC_NAME = 17
 INVALID_KIND = 21
-NOT_SUPPORTED = 27
 MULTIPLE_SUBSCRIBERS = 39
 INVALID_CHIP_NAME = 46
 
@@ -588,7 +587,7 @@ class FakeCupti:
     def _metric_names(self, params: Any) -> list[str]:
         names = [params.names[index].decode() for index in range(params.count)]
         if not names or any(name in self.unsupported or "__" not in name for name in names):
-            raise CuptiCode(INVALID_METRIC_NAME)
+            raise CuptiCode(INVALID_PARAMETER)  # as CUPTI 13.0 does on an H200
         return names
 
     def _cuptiProfilerHostConfigAddMetrics(self, params: Any) -> None:

@@ -66,6 +66,7 @@ def test_ranges_nest(log: ranges.RangeLog) -> None:
             pass
         with annotate("second"):
             pass
+    assert ranges._current.get() is None  # nothing holds on to the ranges of a long job
     rows = by_name(log)
     outer, first = rows["outer"]["range_id"], rows["first"]["range_id"]
     assert {name: (row["parent_id"], row["depth"]) for name, row in rows.items()} == {
