@@ -42,7 +42,9 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
 
     Settings: `layers` (of "timeline", "ranges", "device_state"), `flush_s` (seconds between
     writes: the most a kill -9 can cost), `exact` (an `Exact`, for hardware counters of chosen
-    launches), `append` (add to a run directory that already holds a run).
+    launches), `append` (add to a run directory that already holds a run), `timestamps` (where the GPU
+    writes them: "host" memory, or "device" memory, which is cheaper but has been seen to deadlock),
+    `launch_times` (False leaves out `queued_ns`, and with it which kernels belong to which range).
 
     Raises RecorderError for wrong settings, a directory that cannot be used, or a recording
     already in progress. What is missing on the machine (GPU, CUPTI, permission) raises nothing:

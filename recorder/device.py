@@ -35,7 +35,7 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise RecorderError(f"device properties need cuda-python (pip install cuda-python): {error}") from error
+        raise RecorderError(f"device properties need cuda-bindings (pip install cuda-bindings): {error}") from error
     try:
         driver.cuDriverGetVersion()
     except Exception as error:  # cuda-python's own error where libcuda does not load
@@ -113,7 +113,8 @@ class Devices:
             nvml.init_v2()
             self._nvml = nvml
         except ImportError as error:
-            self.missing = f"clocks and power need cuda-python 13 or newer (pip install -U cuda-python): {error}"
+            needed = "clocks and power need a cuda-bindings with NVML, 13.2 or newer (pip install -U cuda-bindings)"
+            self.missing = f"{needed}: {error}"
         except Exception as error:  # NVML's own error types; none may reach the job
             self.missing = f"NVML does not work here ({error}); clocks and power are not recorded"
 

@@ -31,6 +31,7 @@ from nanalyze.rundir.errors import NanalyzeError, RecorderError
 
 TICK_S = 1.0  # how often CUPTI is asked for its buffers and NVML for the clocks
 LAYERS = ("timeline", "ranges", "device_state")
+TIMESTAMP_PLACES = ("host", "device")
 SYNCHRONIZE_PATIENCE_S = 10.0
 
 # Rank variables of common launchers: torchrun, Open MPI, PMIx, MPICH and Intel MPI, Slurm.
@@ -54,6 +55,8 @@ class Settings:
     flush_s: float = 5.0
     exact: Exact | None = None
     append: bool = False
+    timestamps: str = "host"
+    launch_times: bool = True
 
     def __post_init__(self) -> None:
         layers: Any = self.layers
@@ -65,6 +68,8 @@ class Settings:
             raise RecorderError(f"unknown layer {unknown[0]!r}: the layers are {', '.join(LAYERS)}")
         if not isinstance(self.flush_s, int | float) or not self.flush_s > 0:
             raise RecorderError(f"flush_s={self.flush_s!r}: must be above 0 seconds")
+        if self.timestamps not in TIMESTAMP_PLACES:
+            raise RecorderError(f"timestamps={self.timestamps!r}: must be one of {', '.join(TIMESTAMP_PLACES)}")
         if self.exact is not None and not isinstance(self.exact, Exact):
             raise RecorderError(
                 f"exact={self.exact!r}: must be a recorder.Exact, such as recorder.Exact(kernels='gemm')"
@@ -192,7 +197,13 @@ class Recorder:
 
     def _start_timeline(self) -> None:
         self._cupti = cu.load()
-        timeline = Timeline(self._cupti, self._writer, self._wake)
+        timeline = Timeline(
+            self._cupti,
+            self._writer,
+            self._wake,
+            pinned=self.settings.timestamps == "host",
+            launch_times=self.settings.launch_times,
+        )
         timeline.start()
         self._timeline = timeline
         self._report_trouble(timeline)

@@ -49,7 +49,15 @@ class LaunchTimes(OrderedDict[int, int]):
 class Timeline:
     """Owns the buffers and CUPTI's activity state of this process. One at a time."""
 
-    def __init__(self, cupti: cu.Cupti, writer: Writer, wake: threading.Event) -> None:
+    def __init__(
+        self,
+        cupti: cu.Cupti,
+        writer: Writer,
+        wake: threading.Event,
+        *,
+        pinned: bool = True,
+        launch_times: bool = True,
+    ) -> None:
         self.cupti = cupti
         self.classes = ClassTable()
         self.launch_times = LaunchTimes()
@@ -60,6 +68,8 @@ class Timeline:
         self.records = 0
         self.dropped = 0
         self.odd = 0
+        self._pinned = pinned
+        self._wants_launch_times = launch_times
         self._writer = writer
         self._decoder = activity.Decoder(activity.record_sizes(cupti.version), cupti)
         self._exchange = exchange_for(cupti)
@@ -70,11 +80,10 @@ class Timeline:
         """Ask CUPTI for records from now on; raises CuptiError, with nothing left on, when it refuses."""
         self._exchange.give_back(self._exchange.take())  # what an earlier recording left is not this one's
         self._exchange.register(self.cupti)
-        self._use_pinned_memory()
-        try:
-            self.cupti.cuptiActivityEnableLatencyTimestamps(1)
-        except cu.CuptiError as error:
-            self.trouble.append(f"launch times are missing, so no range gets its kernels: {error}")
+        if self._pinned:
+            self._use_pinned_memory()
+        if self._wants_launch_times:
+            self._start_launch_times()
         try:
             for kind in KINDS:
                 self.cupti.cuptiActivityEnable(kind)
@@ -84,7 +93,14 @@ class Timeline:
         except RecorderError:
             self._disable()
             raise
-        self._start_graph_times()
+        if self._wants_launch_times:
+            self._start_graph_times()
+
+    def _start_launch_times(self) -> None:
+        try:
+            self.cupti.cuptiActivityEnableLatencyTimestamps(1)
+        except cu.CuptiError as error:
+            self.trouble.append(f"launch times are missing, so no range gets its kernels: {error}")
 
     def _use_pinned_memory(self) -> None:
         """Let the GPU write its timestamps to host memory, where CUPTI's worker reads them directly.

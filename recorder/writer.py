@@ -103,6 +103,10 @@ def to_arrow(table: schema.Table, batches: list[Batch]) -> Any:
     return pa.Table.from_batches(chunks, schema=arrow).combine_chunks()
 
 
+# (`DataType.to_pandas_dtype` imports pandas.)
+_DTYPES = {"int32": np.int32, "int64": np.int64, "double": np.float64}
+
+
 def _array(batch: Batch, field: Any) -> Any:
     """One column as an Arrow array, built from its buffers.
 
@@ -127,7 +131,7 @@ def _array(batch: Batch, field: Any) -> Any:
     elif pa.types.is_boolean(field.type):
         buffers = [validity, pa.py_buffer(np.packbits(data.astype(bool), bitorder="little"))]
     else:
-        buffers = [validity, pa.py_buffer(np.ascontiguousarray(data, dtype=field.type.to_pandas_dtype()))]
+        buffers = [validity, pa.py_buffer(np.ascontiguousarray(data, dtype=_DTYPES[str(field.type)]))]
     return pa.Array.from_buffers(field.type, len(data), buffers, nulls)
 
 

@@ -230,7 +230,7 @@ def test_importing_the_recorder_changes_nothing() -> None:
         before = atexit._ncallbacks()
         from nanalyze import recorder
         from nanalyze.recorder import annotate, record
-        heavy = {"numpy", "pyarrow", "pandas", "duckdb", "cuda", "click"} & set(sys.modules)
+        heavy = {"numpy", "pyarrow", "pandas", "duckdb", "cuda.bindings", "click"} & set(sys.modules)
         print(atexit._ncallbacks() - before, threading.active_count(), sorted(heavy))
         """
     done = subprocess.run(

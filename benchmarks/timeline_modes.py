@@ -1,0 +1,162 @@
+"""Which way of taking timestamps is safe, and what each costs: one process a mode, watched for hangs.
+
+    python benchmarks/timeline_modes.py OUT_DIR [--modes 'host;device;...'] [--pairs 4] [--block-s 2]
+
+Each mode runs a launch-bound loop and the GPT-2-small step in alternating blocks with and without
+a recording. A process that says nothing for --patience-s seconds is taken to hang and is killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+# Settings of recorder.record; `early` starts a first recording before CUDA is initialised, so that
+# CUPTI's latency timestamps are switched on when its header wants them to be.
+MODES: dict[str, dict[str, Any]] = {
+    "host": {},
+    "host, no launch times": {"launch_times": False},
+    "host, early": {"early": True},
+    "device": {"timestamps": "device"},
+    "device, no launch times": {"timestamps": "device", "launch_times": False},
+    "device, early": {"timestamps": "device", "early": True},
+}
+LAUNCHES = 20_000
+
+
+def blocks(
+    work: Callable[[], None], settings: dict[str, Any], pairs: int, seconds: float
+) -> Iterator[dict[str, float]]:
+    """Seconds a call without and with a recording, pair by pair, in the order off-on, on-off, ..."""
+    for index in range(pairs):
+        pair = {}
+        for name in ("off", "on") if index % 2 == 0 else ("on", "off"):
+            pair[name] = block(work, settings if name == "on" else None, seconds)
+        yield pair
+
+
+def block(work: Callable[[], None], settings: dict[str, Any] | None, seconds: float) -> float:
+    import torch
+
+    from nanalyze import recorder
+
+    with tempfile.TemporaryDirectory() as folder:
+        if settings is not None:
+            recorder.start(Path(folder) / "run", **settings)
+        work()
+        calls, started = 0, time.perf_counter()
+        while time.perf_counter() - started < seconds:
+            work()
+            calls += 1
+        torch.cuda.synchronize()
+        took = (time.perf_counter() - started) / calls
+        recorder.stop()
+    return took
+
+
+def child(mode: str, pairs: int, seconds: float) -> None:
+    """Print one JSON line a pair."""
+    settings = dict(MODES[mode])
+    if settings.pop("early", False):
+        from nanalyze import recorder
+
+        with tempfile.TemporaryDirectory() as folder:
+            recorder.start(Path(folder) / "run", **settings)
+            recorder.stop()
+    import torch
+    from gpt2_step import make_step
+
+    x = torch.zeros(1, device="cuda")
+
+    def launches() -> None:
+        for _ in range(LAUNCHES):
+            x.add_(1)
+        torch.cuda.synchronize()
+
+    step = make_step("cuda")
+    for _ in range(5):
+        step()
+    for workload, work in (("launch loop", launches), ("GPT-2 step", step)):
+        for pair in blocks(work, settings, pairs, seconds):
+            print(json.dumps({"workload": workload, **pair}), flush=True)
+
+
+def watch(command: list[str], patience_s: float) -> tuple[list[dict[str, Any]], str]:
+    """The JSON lines of a child, and how it ended: ok, hung, or its exit code with its last line."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines: queue.Queue[str | None] = queue.Queue()
+    stdout, stderr = process.stdout, process.stderr
+    assert stdout is not None
+    assert stderr is not None
+    threading.Thread(target=lambda: [*map(lines.put, stdout), lines.put(None)], daemon=True).start()
+    results = []
+    while True:
+        try:
+            line = lines.get(timeout=patience_s)
+        except queue.Empty:
+            process.kill()
+            return results, f"hung: nothing for {patience_s:g} s"
+        if line is None:
+            break
+        results.append(json.loads(line))
+    errors = stderr.read().strip().splitlines()
+    return results, "ok" if process.wait() == 0 else f"exit code {process.returncode}: {errors[-1] if errors else ''}"
+
+
+def table(found: dict[str, tuple[list[dict[str, Any]], str]]) -> str:
+    rows = [
+        "| mode | workload | off | on | ratio | extra | pairs | ended |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for mode, (results, ending) in found.items():
+        for workload, scale, unit in (("launch loop", 1e6 / LAUNCHES, "us"), ("GPT-2 step", 1e3, "ms")):
+            pairs = [result for result in results if result["workload"] == workload]
+            if not pairs:
+                rows.append(f"| {mode} | {workload} | | | | | 0 | {ending} |")
+                continue
+            off, on = (statistics.median(pair[name] for pair in pairs) * scale for name in ("off", "on"))
+            ratio = statistics.median(pair["on"] / pair["off"] for pair in pairs)
+            extra = statistics.median(pair["on"] - pair["off"] for pair in pairs) * scale
+            cells = f"{off:.2f} {unit} | {on:.2f} {unit} | {ratio:.3f} | {extra:+.2f} {unit} | {len(pairs)} | {ending}"
+            rows.append(f"| {mode} | {workload} | {cells} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--modes", default=";".join(MODES), help="separated by ';'")
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--block-s", type=float, default=2.0)
+    parser.add_argument("--patience-s", type=float, default=25.0)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child, arguments.pairs, arguments.block_s)
+        return
+    arguments.out_dir.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for mode in arguments.modes.split(";"):
+        command = [sys.executable, __file__, str(arguments.out_dir), "--child", mode]
+        command += ["--pairs", str(arguments.pairs), "--block-s", str(arguments.block_s)]
+        found[mode] = watch(command, arguments.patience_s)
+        print(f"{mode}: {found[mode][1]}", file=sys.stderr, flush=True)
+        text = table(found)
+        (arguments.out_dir / "timeline_modes.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
