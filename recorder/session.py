@@ -23,7 +23,8 @@ from typing import Any
 
 from nanalyze.recorder import cupti as cu
 from nanalyze.recorder import device, ranges
-from nanalyze.recorder.exact import Exact, ExactLayer, Measurement
+from nanalyze.recorder.exact import Exact, Measurement
+from nanalyze.recorder.exact_layer import ExactLayer
 from nanalyze.recorder.timeline import Timeline
 from nanalyze.recorder.writer import Writer
 from nanalyze.rundir import runfile

@@ -11,9 +11,10 @@ import pytest
 from fake_cupti import METRICS_PER_PASS, value_of
 from fake_gpu import CALLS, CONTEXT, FakeGpu
 
-from nanalyze.recorder import exact as module
+from nanalyze.recorder import exact_layer as module
 from nanalyze.recorder.cupti import Cupti
-from nanalyze.recorder.exact import Exact, ExactLayer, Measurement
+from nanalyze.recorder.exact import Exact, Measurement
+from nanalyze.recorder.exact_layer import ExactLayer
 from nanalyze.rundir.errors import RecorderError
 
 ONE_PASS = ["gpu__time_duration.sum", "sm__inst_executed.sum", "dram__bytes_read.sum"]

@@ -12,7 +12,8 @@ from fake_cupti import CHIP, METRICS_PER_PASS, FakeCupti, value_of
 
 from nanalyze.recorder import rangeprofiler as rp
 from nanalyze.recorder.cupti import Cupti, CuptiError
-from nanalyze.recorder.exact import Exact, supported_metrics
+from nanalyze.recorder.exact import Exact
+from nanalyze.recorder.exact_layer import supported_metrics
 from nanalyze.rundir.counters import COUNTERS, Counter
 
 CONTEXT = 0xC0DE

@@ -278,8 +278,7 @@ def test_the_table_of_kernels(directory: Path) -> None:
     ]  # fmt: skip
     assert first[0] == "1"
     assert first[1] == (
-        "copy<float, 4>grid 4096×1×1, block 256×1×1"
-        "memory 90.0 % of peak (>= 80 %), DRAM 90.0 %; compute 10.0 %"
+        "copy<float, 4>grid 4096×1×1, block 256×1×1memory 90.0 % of peak (>= 80 %), DRAM 90.0 %; compute 10.0 %"
     )
     assert first[2:] == [
         "memoryDRAMexact, 1 launch", "60.0 %", "600 ns3 × 200 ns", "10.0 %", "90.0 %", "50.0 %", "4.50 TB/s",
