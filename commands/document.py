@@ -13,6 +13,8 @@ from pathlib import Path
 
 import click
 
+from nanalyze.rundir.document import write_or_check
+
 # From the repository's root, where the Makefile and CI call this.
 DOCUMENT = Path("docs/commands.md")
 
@@ -93,15 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page, or with `--check` compare it; the exit code."""
     from nanalyze import commands
 
-    wanted = document(commands.main)
-    if "--check" not in arguments:
-        DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(wanted, encoding="utf-8")
-        return 0
-    if DOCUMENT.exists() and DOCUMENT.read_text(encoding="utf-8") == wanted:
-        return 0
-    sys.stderr.write(f"{DOCUMENT}: is not what the commands' help gives. Run `make docs` and commit the result.\n")
-    return 1
+    return write_or_check(arguments, DOCUMENT, document(commands.main), "the commands' help")
 
 
 if __name__ == "__main__":

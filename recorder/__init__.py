@@ -18,9 +18,10 @@ from nanalyze.recorder.ranges import annotate
 
 if TYPE_CHECKING:
     from nanalyze.recorder.exact import Exact
+    from nanalyze.recorder.samples import Samples
     from nanalyze.recorder.session import Recorder
 
-__all__ = ["Exact", "Recorder", "annotate", "record", "start", "stop"]
+__all__ = ["Exact", "Recorder", "Samples", "annotate", "record", "start", "stop"]
 
 _active: Any = None
 
@@ -30,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from nanalyze.recorder.exact import Exact
 
         return Exact
+    if name == "Samples":
+        from nanalyze.recorder.samples import Samples
+
+        return Samples
     if name == "Recorder":
         from nanalyze.recorder.session import Recorder
 
@@ -42,7 +47,8 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
 
     Settings: `layers` (of "timeline", "ranges", "device_state"), `flush_s` (seconds between
     writes: the most a kill -9 can cost), `exact` (an `Exact`, for hardware counters of chosen
-    launches), `append` (add to a run directory that already holds a run), `timestamps` (where the GPU
+    launches), `samples` (a `Samples`, for counters of the whole device at an interval; not together
+    with `exact`), `append` (add to a run directory that already holds a run), `timestamps` (where the GPU
     writes them: "host" memory, or "device" memory, which is cheaper but has been seen to deadlock),
     `launch_times` (False leaves out `queued_ns`, and with it which kernels belong to which range).
 
@@ -52,7 +58,8 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
     """
     global _active
     from nanalyze.recorder import lifecycle
-    from nanalyze.recorder.session import Recorder, Settings
+    from nanalyze.recorder.session import Recorder
+    from nanalyze.recorder.settings import Settings
     from nanalyze.rundir.errors import RecorderError
 
     if _active is not None and not _active.is_stopped:

@@ -63,11 +63,8 @@ _KERNEL_FIELDS = {
     "shape_dynamic_local": ("u8", 80),
     "cluster_xy": ("u8", 176),
 }
-_COPY_FIELDS = {
-    "copy_kind": ("u1", 4),
-    "source": ("u1", 5),
-    "destination": ("u1", 6),
-    "flags": ("u1", 7),
+# The same in a copy and in a memory set.
+_TRANSFER_FIELDS = {
     "bytes": ("u8", 8),
     "start": ("u8", 16),
     "end": ("u8", 24),
@@ -78,29 +75,16 @@ _COPY_FIELDS = {
     "graph_node": ("u8", 64),
     "graph": ("u4", 72),
 }
+_COPY_KIND_FIELDS = {"copy_kind": ("u1", 4), "source": ("u1", 5), "destination": ("u1", 6), "flags": ("u1", 7)}
+_COPY_FIELDS = {**_COPY_KIND_FIELDS, **_TRANSFER_FIELDS}
+_MEMSET_FIELDS = {**_TRANSFER_FIELDS, "flags": ("u2", 48), "memory_kind": ("u2", 50)}
 _PEER_COPY_FIELDS = {
-    **{name: _COPY_FIELDS[name] for name in ("copy_kind", "source", "destination", "flags", "bytes", "start", "end")},
-    "device": ("u4", 32),
-    "context": ("u4", 36),
-    "stream": ("u4", 40),
+    **_COPY_FIELDS,
     "source_device": ("u4", 44),
     "destination_device": ("u4", 52),
     "correlation": ("u4", 60),
     "graph_node": ("u8", 72),
     "graph": ("u4", 80),
-}
-_MEMSET_FIELDS = {
-    "bytes": ("u8", 8),
-    "start": ("u8", 16),
-    "end": ("u8", 24),
-    "device": ("u4", 32),
-    "context": ("u4", 36),
-    "stream": ("u4", 40),
-    "correlation": ("u4", 44),
-    "flags": ("u2", 48),
-    "memory_kind": ("u2", 50),
-    "graph_node": ("u8", 64),
-    "graph": ("u4", 72),
 }
 _API_FIELDS = {"cbid": ("u4", 4), "start": ("u8", 8), "correlation": ("u4", 32)}
 FIELDS: dict[int, dict[str, Any]] = {

@@ -25,7 +25,7 @@ KERNEL_REPLAY, USER_REPLAY = 2, 3
 _RANGE_PROFILER = 0  # CUPTI_PROFILER_TYPE_RANGE_PROFILER
 
 
-def _params(name: str, *fields: tuple[str, Any]) -> Any:
+def params_struct(name: str, *fields: tuple[str, Any]) -> Any:
     """A CUPTI parameter struct; its `structSize` ends at the last field, without tail padding."""
     all_fields = [("structSize", c_size_t), ("pPriv", c_void_p), *fields]
     struct: Any = type(name, (ctypes.Structure,), {"_fields_": all_fields})
@@ -34,24 +34,26 @@ def _params(name: str, *fields: tuple[str, Any]) -> Any:
     return struct
 
 
-_Plain = _params("Plain")
-_ChipName = _params("ChipName", ("deviceIndex", c_size_t), ("pChipName", c_char_p))
-_Availability = _params("Availability", ("ctx", c_void_p), ("imageSize", c_size_t), ("pImage", c_void_p))
-_HostInitialize = _params(
+_Plain = params_struct("Plain")
+_ChipName = params_struct("ChipName", ("deviceIndex", c_size_t), ("pChipName", c_char_p))
+_Availability = params_struct("Availability", ("ctx", c_void_p), ("imageSize", c_size_t), ("pImage", c_void_p))
+_HostInitialize = params_struct(
     "HostInitialize",
     ("profilerType", c_int),
     ("pChipName", c_char_p),
     ("pCounterAvailabilityImage", c_void_p),
     ("pHostObject", c_void_p),
 )
-_HostObject = _params("HostObject", ("pHostObject", c_void_p))
-_AddMetrics = _params("AddMetrics", ("pHostObject", c_void_p), ("ppMetricNames", c_void_p), ("numMetrics", c_size_t))
-_ConfigSize = _params("ConfigSize", ("pHostObject", c_void_p), ("configImageSize", c_size_t))
-_ConfigImage = _params(
+_HostObject = params_struct("HostObject", ("pHostObject", c_void_p))
+_AddMetrics = params_struct(
+    "AddMetrics", ("pHostObject", c_void_p), ("ppMetricNames", c_void_p), ("numMetrics", c_size_t)
+)
+_ConfigSize = params_struct("ConfigSize", ("pHostObject", c_void_p), ("configImageSize", c_size_t))
+_ConfigImage = params_struct(
     "ConfigImage", ("pHostObject", c_void_p), ("configImageSize", c_size_t), ("pConfigImage", c_void_p)
 )
-_Passes = _params("Passes", ("configImageSize", c_size_t), ("pConfigImage", c_void_p), ("numOfPasses", c_size_t))
-_Evaluate = _params(
+_Passes = params_struct("Passes", ("configImageSize", c_size_t), ("pConfigImage", c_void_p), ("numOfPasses", c_size_t))
+_Evaluate = params_struct(
     "Evaluate",
     ("pHostObject", c_void_p),
     ("pCounterDataImage", c_void_p),
@@ -61,9 +63,9 @@ _Evaluate = _params(
     ("numMetrics", c_size_t),
     ("pMetricValues", c_void_p),
 )
-_Enable = _params("Enable", ("ctx", c_void_p), ("pRangeProfilerObject", c_void_p))
-_Session = _params("Session", ("pRangeProfilerObject", c_void_p))
-_CounterDataSize = _params(
+_Enable = params_struct("Enable", ("ctx", c_void_p), ("pRangeProfilerObject", c_void_p))
+_Session = params_struct("Session", ("pRangeProfilerObject", c_void_p))
+_CounterDataSize = params_struct(
     "CounterDataSize",
     ("pRangeProfilerObject", c_void_p),
     ("pMetricNames", c_void_p),
@@ -72,16 +74,16 @@ _CounterDataSize = _params(
     ("maxNumRangeTreeNodes", c_uint32),
     ("counterDataSize", c_size_t),
 )
-_CounterData = _params(
+_CounterData = params_struct(
     "CounterData", ("pRangeProfilerObject", c_void_p), ("counterDataSize", c_size_t), ("pCounterData", c_void_p)
 )
-_CounterDataInfo = _params(
+_CounterDataInfo = params_struct(
     "CounterDataInfo",
     ("pCounterDataImage", c_void_p),
     ("counterDataImageSize", c_size_t),
     ("numTotalRanges", c_size_t),
 )
-_SetConfig = _params(
+_SetConfig = params_struct(
     "SetConfig",
     ("pRangeProfilerObject", c_void_p),
     ("configSize", c_size_t),
@@ -96,35 +98,37 @@ _SetConfig = _params(
     ("passIndex", c_size_t),
     ("targetNestingLevel", c_uint16),
 )
-_Stop = _params(
+_Stop = params_struct(
     "Stop",
     ("pRangeProfilerObject", c_void_p),
     ("passIndex", c_size_t),
     ("targetNestingLevel", c_size_t),
     ("isAllPassSubmitted", c_uint8),
 )
-_PushRange = _params("PushRange", ("pRangeProfilerObject", c_void_p), ("pRangeName", c_char_p))
-_Decode = _params("Decode", ("pRangeProfilerObject", c_void_p), ("numOfRangeDropped", c_size_t))
+_PushRange = params_struct("PushRange", ("pRangeProfilerObject", c_void_p), ("pRangeName", c_char_p))
+_Decode = params_struct("Decode", ("pRangeProfilerObject", c_void_p), ("numOfRangeDropped", c_size_t))
 
 
-def _call(cupti: Cupti, function: str, struct: Any, **values: Any) -> Any:
+def call(cupti: Cupti, function: str, struct: Any, **values: Any) -> Any:
+    """Call a CUPTI function that takes one parameter struct; the struct, with its outputs."""
     params = struct(structSize=struct.size, pPriv=None, **values)
     getattr(cupti, function)(ctypes.byref(params))
     return params
 
 
-def _names(metrics: Sequence[str]) -> ctypes.Array[c_char_p]:
+def names_array(metrics: Sequence[str]) -> ctypes.Array[c_char_p]:
+    """Metric names as an array of C strings; keep it alive during the call."""
     return (c_char_p * len(metrics))(*(metric.encode() for metric in metrics))
 
 
 def initialize(cupti: Cupti) -> None:
     """Before anything below; harmless when repeated."""
-    _call(cupti, "cuptiProfilerInitialize", _Plain)
+    call(cupti, "cuptiProfilerInitialize", _Plain)
 
 
 def chip_name(cupti: Cupti, device: int) -> str:
     """The chip of CUDA device `device`, such as GH100."""
-    return str(_call(cupti, "cuptiDeviceGetChipName", _ChipName, deviceIndex=device).pChipName.decode())
+    return str(call(cupti, "cuptiDeviceGetChipName", _ChipName, deviceIndex=device).pChipName.decode())
 
 
 def is_unknown_metric(error: CuptiError) -> bool:
@@ -148,9 +152,9 @@ class MetricHost:
         """Which counters this context may use; needed for chips newer than the library."""
         if context is None:
             return None
-        size = _call(self.cupti, "cuptiProfilerGetCounterAvailability", _Availability, ctx=context).imageSize
+        size = call(self.cupti, "cuptiProfilerGetCounterAvailability", _Availability, ctx=context).imageSize
         image: Image = (c_uint8 * size)()
-        _call(
+        call(
             self.cupti,
             "cuptiProfilerGetCounterAvailability",
             _Availability,
@@ -162,7 +166,7 @@ class MetricHost:
 
     def _open(self) -> int:
         image = ctypes.addressof(self._availability) if self._availability is not None else None
-        params = _call(
+        params = call(
             self.cupti,
             "cuptiProfilerHostInitialize",
             _HostInitialize,
@@ -173,7 +177,7 @@ class MetricHost:
         return int(params.pHostObject)
 
     def _close(self, host: int) -> None:
-        _call(self.cupti, "cuptiProfilerHostDeinitialize", _HostObject, pHostObject=host)
+        call(self.cupti, "cuptiProfilerHostDeinitialize", _HostObject, pHostObject=host)
 
     def close(self) -> None:
         self._close(self._evaluator)
@@ -182,8 +186,8 @@ class MetricHost:
         """The configuration image that schedules `metrics`; raises CuptiError for an unknown one."""
         host = self._open()  # a host object collects metrics for good, so each set has its own
         try:
-            names = _names(metrics)
-            _call(
+            names = names_array(metrics)
+            call(
                 self.cupti,
                 "cuptiProfilerHostConfigAddMetrics",
                 _AddMetrics,
@@ -191,11 +195,11 @@ class MetricHost:
                 ppMetricNames=ctypes.addressof(names),
                 numMetrics=len(metrics),
             )
-            size = _call(
+            size = call(
                 self.cupti, "cuptiProfilerHostGetConfigImageSize", _ConfigSize, pHostObject=host
             ).configImageSize
             image: Image = (c_uint8 * size)()
-            _call(
+            call(
                 self.cupti,
                 "cuptiProfilerHostGetConfigImage",
                 _ConfigImage,
@@ -208,7 +212,7 @@ class MetricHost:
             self._close(host)
 
     def passes(self, config: Image) -> int:
-        params = _call(
+        params = call(
             self.cupti,
             "cuptiProfilerHostGetNumOfPasses",
             _Passes,
@@ -232,9 +236,9 @@ class MetricHost:
 
     def evaluate(self, image: Image, index: int, metrics: Sequence[str]) -> list[float | None]:
         """Values of `metrics` in range `index` of a counter-data image; None where not finite."""
-        names = _names(metrics)
+        names = names_array(metrics)
         values = (c_double * len(metrics))()
-        _call(
+        call(
             self.cupti,
             "cuptiProfilerHostEvaluateToGpuValues",
             _Evaluate,
@@ -273,7 +277,7 @@ class RangeProfiler:
         self.max_ranges = max_ranges
         self._config = host.config(self.metrics)
         self.passes = host.passes(self._config)
-        self._session = int(_call(cupti, "cuptiRangeProfilerEnable", _Enable, ctx=context).pRangeProfilerObject)
+        self._session = int(call(cupti, "cuptiRangeProfilerEnable", _Enable, ctx=context).pRangeProfilerObject)
         try:
             self._image = self._counter_data()
             self._set_config()
@@ -283,8 +287,8 @@ class RangeProfiler:
             raise
 
     def _counter_data(self) -> Image:
-        names = _names(self.metrics)
-        params = _call(
+        names = names_array(self.metrics)
+        params = call(
             self.cupti,
             "cuptiRangeProfilerGetCounterDataSize",
             _CounterDataSize,
@@ -299,7 +303,7 @@ class RangeProfiler:
     def _set_config(self) -> None:
         """(Re)initialise the counter data and hand both images over: an empty session, pass 0."""
         image = ctypes.addressof(self._image)
-        _call(
+        call(
             self.cupti,
             "cuptiRangeProfilerCounterDataImageInitialize",
             _CounterData,
@@ -307,7 +311,7 @@ class RangeProfiler:
             counterDataSize=len(self._image),
             pCounterData=image,
         )
-        _call(
+        call(
             self.cupti,
             "cuptiRangeProfilerSetConfig",
             _SetConfig,
@@ -326,15 +330,15 @@ class RangeProfiler:
         )
 
     def start(self) -> None:
-        _call(self.cupti, "cuptiRangeProfilerStart", _Session, pRangeProfilerObject=self._session)
+        call(self.cupti, "cuptiRangeProfilerStart", _Session, pRangeProfilerObject=self._session)
 
     def stop(self) -> bool:
         """End the collection; in user mode, whether every pass has now been collected."""
-        params = _call(self.cupti, "cuptiRangeProfilerStop", _Stop, pRangeProfilerObject=self._session)
+        params = call(self.cupti, "cuptiRangeProfilerStop", _Stop, pRangeProfilerObject=self._session)
         return bool(params.isAllPassSubmitted)
 
     def push(self, name: str) -> None:
-        _call(
+        call(
             self.cupti,
             "cuptiRangeProfilerPushRange",
             _PushRange,
@@ -343,12 +347,12 @@ class RangeProfiler:
         )
 
     def pop(self) -> None:
-        _call(self.cupti, "cuptiRangeProfilerPopRange", _Session, pRangeProfilerObject=self._session)
+        call(self.cupti, "cuptiRangeProfilerPopRange", _Session, pRangeProfilerObject=self._session)
 
     def read(self) -> list[list[float | None]]:
         """The values of every range since the last `read`, each in the order of `metrics`."""
-        _call(self.cupti, "cuptiRangeProfilerDecodeData", _Decode, pRangeProfilerObject=self._session)
-        params = _call(
+        call(self.cupti, "cuptiRangeProfilerDecodeData", _Decode, pRangeProfilerObject=self._session)
+        params = call(
             self.cupti,
             "cuptiRangeProfilerGetCounterDataInfo",
             _CounterDataInfo,
@@ -360,4 +364,4 @@ class RangeProfiler:
         return values
 
     def close(self) -> None:
-        _call(self.cupti, "cuptiRangeProfilerDisable", _Session, pRangeProfilerObject=self._session)
+        call(self.cupti, "cuptiRangeProfilerDisable", _Session, pRangeProfilerObject=self._session)

@@ -11,35 +11,29 @@ import contextlib
 import json
 import os
 import platform
-import re
 import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from collections import deque
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from nanalyze.recorder import cupti as cu
-from nanalyze.recorder import device, ranges
-from nanalyze.recorder.exact import Exact, Measurement
+from nanalyze.recorder import device, identity, ranges
+from nanalyze.recorder.exact import Measurement
 from nanalyze.recorder.exact_layer import ExactLayer
+from nanalyze.recorder.samples import SamplesLayer
+from nanalyze.recorder.settings import Settings
 from nanalyze.recorder.timeline import Timeline
 from nanalyze.recorder.writer import Writer
 from nanalyze.rundir import runfile
 from nanalyze.rundir.errors import NanalyzeError, RecorderError
 
 TICK_S = 1.0  # how often CUPTI is asked for its buffers and NVML for the clocks
-LAYERS = ("timeline", "ranges", "device_state")
-TIMESTAMP_PLACES = ("host", "device")
 SYNCHRONIZE_PATIENCE_S = 10.0
-
-# Rank variables of common launchers: torchrun, Open MPI, PMIx, MPICH and Intel MPI, Slurm.
-_RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-_WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-_JOB = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE", "PMI_JOBID", "OMPI_MCA_orte_jobid")
 
 
 def warn(message: str) -> None:
@@ -48,47 +42,13 @@ def warn(message: str) -> None:
         print(f"nanalyze: {message}", file=sys.stderr, flush=True)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a recording was asked to do; kept in the run directory."""
-
-    layers: tuple[str, ...] = LAYERS
-    flush_s: float = 5.0
-    exact: Exact | None = None
-    append: bool = False
-    timestamps: str = "host"
-    launch_times: bool = True
-
-    def __post_init__(self) -> None:
-        layers: Any = self.layers
-        if isinstance(layers, str):
-            raise RecorderError(f"layers={layers!r}: give a sequence of layers, of {', '.join(LAYERS)}")
-        object.__setattr__(self, "layers", tuple(layers))
-        unknown = [layer for layer in self.layers if layer not in LAYERS]
-        if unknown:
-            raise RecorderError(f"unknown layer {unknown[0]!r}: the layers are {', '.join(LAYERS)}")
-        if not isinstance(self.flush_s, int | float) or not self.flush_s > 0:
-            raise RecorderError(f"flush_s={self.flush_s!r}: must be above 0 seconds")
-        if self.timestamps not in TIMESTAMP_PLACES:
-            raise RecorderError(f"timestamps={self.timestamps!r}: must be one of {', '.join(TIMESTAMP_PLACES)}")
-        if self.exact is not None and not isinstance(self.exact, Exact):
-            raise RecorderError(
-                f"exact={self.exact!r}: must be a recorder.Exact, such as recorder.Exact(kernels='gemm')"
-            )
-
-
-def _from_environment(names: tuple[str, ...]) -> int | None:
-    values = (os.environ.get(name, "") for name in names)
-    return next((int(value) for value in values if value.isdecimal()), None)
-
-
 class Recorder:
     """A recording in progress; made by `record` and `start`, ended by `stop`."""
 
     def __init__(self, run_dir: str | os.PathLike[str], settings: Settings) -> None:
         self.run_dir = Path(run_dir)
         self.settings = settings
-        self.rank = _from_environment(_RANK)
+        self.rank = identity.rank()
         self._pid = os.getpid()
         _import_writer_libraries()
         self._started_ns = time.time_ns()
@@ -101,6 +61,9 @@ class Recorder:
         self._cupti: cu.Cupti | None = None
         self._timeline: Timeline | None = None
         self._exact: ExactLayer | None = None
+        self._samples: SamplesLayer | None = None
+        self._sampled: deque[dict[str, Any]] = deque()  # rows from the samples layer's thread
+        self._trouble: deque[str] = deque()  # what that thread has to complain of
         self._unresolved: list[Measurement] = []
         self._devices: device.Devices | None = None
         self._running_layers: list[str] = []
@@ -115,7 +78,7 @@ class Recorder:
 
     def _open_run(self) -> None:
         """Create the run directory; refuse one that holds another job's data."""
-        job = {name: os.environ[name] for name in _JOB if name in os.environ}
+        job = identity.job()
         if self.run_dir.is_dir() and any(self.run_dir.iterdir()):
             existing = runfile.read(self.run_dir)
             same_job = bool(job) and existing.get("settings", {}).get("job") == job
@@ -127,8 +90,7 @@ class Recorder:
 
     def _process_name(self) -> str:
         """`<host>-<rank>-<pid>`, unique in the run directory."""
-        host = re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname()) or "host"
-        name = f"{host}-{self.rank or 0}-{self._pid}"
+        name = identity.partition()
         taken = {path.name for path in self.run_dir.glob("processes/process=*")}
         suffix = next(n for n in range(1, 1_000_000) if f"process={name}{_suffix(n)}" not in taken)
         return name + _suffix(suffix)
@@ -143,8 +105,8 @@ class Recorder:
             "host": socket.gethostname(),
             "pid": self._pid,
             "rank": self.rank,
-            "local_rank": _from_environment(_LOCAL_RANK),
-            "world_size": _from_environment(_WORLD_SIZE),
+            "local_rank": identity.local_rank(),
+            "world_size": identity.world_size(),
             "started_ns": self._started_ns,
             "ended_ns": ended_ns,
             "ending": ending,
@@ -175,6 +137,8 @@ class Recorder:
                 self._try("timeline", self._start_timeline)
             if self.settings.exact is not None:
                 self._try("exact", self._start_exact)
+            if self.settings.samples is not None:
+                self._try("samples", self._start_samples)
             if "device_state" in self.settings.layers:
                 self._try("device_state", self._start_device_state)
         if "ranges" in self.settings.layers:
@@ -217,6 +181,19 @@ class Recorder:
         layer.start()
         self._exact = layer
 
+    def _start_samples(self) -> None:
+        assert self.settings.samples is not None
+        if self._cupti is None:
+            raise RecorderError("it needs the timeline, by which samples are attributed to kernels")
+        layer = SamplesLayer(
+            self._cupti, self.settings.samples, device.in_use, self._sampled.append, self._complain_of_samples
+        )
+        layer.start()
+        self._samples = layer
+
+    def _complain_of_samples(self, message: str) -> None:
+        self._trouble.append(message)
+
     def _start_device_state(self) -> None:
         self._devices = device.Devices()
         if self._devices.missing:
@@ -246,6 +223,7 @@ class Recorder:
             self._take_exact()
             self._timeline.drain()
             self._resolve_exact()
+        self._take_samples()
         if tick:
             self._observe_devices()
             if self._exact is not None:
@@ -271,6 +249,12 @@ class Recorder:
                 self._complain(f"devices are not described: {error}", "device_state")
         if self._devices is not None:
             self._writer.add_rows("device_state", self._devices.state(seen))
+
+    def _take_samples(self) -> None:
+        while self._sampled:
+            self._writer.add("samples", self._sampled.popleft())
+        while self._trouble:
+            self._complain(self._trouble.popleft(), "samples")
 
     def _take_exact(self) -> None:
         if self._exact is None or self._timeline is None:
@@ -313,6 +297,8 @@ class Recorder:
             ranges.set_log(None)
         self._stopping.set()
         self._wake.set()
+        if self._samples is not None:
+            self._samples.stop()
         if self._exact is not None:
             self._exact.stop()
         self._synchronize()
@@ -343,6 +329,8 @@ class Recorder:
             self._finish_timeline()
         except Exception as error:  # whatever it is, the ranges and the end row are still written
             self._complain(f"internal error, please report it: {type(error).__name__}: {error}", "timeline")
+        self._take_samples()
+        self._note_samples()
         self._note_exact()
         self._writer.add_rows("ranges", self._ranges.take(also_open=True))
         self._writer.flush()
@@ -383,6 +371,17 @@ class Recorder:
             self._writer.event("timeline", "loss", text, timeline.lost_bytes)
         for table, count in self._writer.lost.items():
             self._writer.event("recorder", "loss", f"rows of {table} dropped because the disk did not take them", count)
+
+    def _note_samples(self) -> None:
+        if self._samples is None:
+            return
+        for ordinal, (expected, received) in self._samples.losses.items():
+            text = f"samples received of about {expected} expected on device {ordinal}"
+            self._writer.event("samples", "note", text, received)
+        if self._samples.overflows:
+            text = "times the hardware buffer overflowed: samples are missing"
+            self._writer.event("samples", "loss", text, self._samples.overflows)
+        self._cpu_ns += self._samples.cpu_ns
 
     def _note_exact(self) -> None:
         if self._exact is None:

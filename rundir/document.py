@@ -185,14 +185,18 @@ def _row(column: Column) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page, or with `--check` compare it; the exit code."""
-    wanted = document()
+    return write_or_check(arguments, DOCUMENT, document(), "rundir/schema.py")
+
+
+def write_or_check(arguments: Sequence[str], path: Path, wanted: str, source: str) -> int:
+    """Write `wanted` to `path`; with `--check` only compare, and say so on stderr where it differs."""
     if "--check" not in arguments:
-        DOCUMENT.parent.mkdir(exist_ok=True)
-        DOCUMENT.write_text(wanted, encoding="utf-8")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(wanted, encoding="utf-8")
         return 0
-    if DOCUMENT.exists() and DOCUMENT.read_text(encoding="utf-8") == wanted:
+    if path.exists() and path.read_text(encoding="utf-8") == wanted:
         return 0
-    sys.stderr.write(f"{DOCUMENT}: is not what rundir/schema.py gives. Run `make docs` and commit the result.\n")
+    sys.stderr.write(f"{path}: is not what {source} gives. Run `make docs` and commit the result.\n")
     return 1
 
 

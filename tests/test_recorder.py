@@ -29,12 +29,12 @@ from fake_gpu import (
 )
 
 from nanalyze import analysis, recorder
-from nanalyze.recorder import buffers, cupti, lifecycle, session, timeline
+from nanalyze.recorder import buffers, cupti, identity, lifecycle, session, timeline
 from nanalyze.rundir import shards
 from nanalyze.rundir.errors import NanalyzeError, RecorderError, RunError
 from nanalyze.rundir.schema import TABLES
 
-JOB_VARIABLES = (*session._RANK, *session._LOCAL_RANK, *session._WORLD_SIZE, *session._JOB)
+JOB_VARIABLES = (*identity._RANK, *identity._LOCAL_RANK, *identity._WORLD_SIZE, *identity._JOB)
 METRICS = ["unit__a.sum", "unit__b.sum", "unit__c.sum", "unit__d.sum", "unit__e.sum", "unit__f.sum"]  # two passes
 UNKNOWN_KIND = 46
 

@@ -1,0 +1,215 @@
+"""CUPTI's PM sampling: counters of a whole device at a fixed interval, while everything runs as always.
+
+A sampler belongs to one device; at any time one group of counters is being counted, which must fit
+into a single pass. The structures follow `cupti_pmsampling.h` (CUPTI 12.6 to 13.5). Raw records pile up
+in a hardware buffer of host memory until they are drained; a buffer that overflows loses samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_int, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nanalyze.recorder.cupti import Cupti, CuptiError
+from nanalyze.recorder.rangeprofiler import Image, MetricHost, call, names_array, params_struct
+
+PM_SAMPLING = 1  # CUPTI_PROFILER_TYPE_PM_SAMPLING
+OUT_OF_MEMORY = 8  # what decoding answers when the hardware buffer has overflowed
+_TIME_INTERVAL = 1  # CUPTI_PM_SAMPLING_TRIGGER_MODE_GPU_TIME_INTERVAL
+_KEEP_OLDEST = 0
+_IMAGE_FULL = 1  # CUPTI_PM_SAMPLING_DECODE_STOP_REASON_COUNTER_DATA_FULL
+
+# Raw records take roughly 8 KiB a sample (measured on an H200 at 1 ms: 64 MiB overflowed, 128 did not).
+BUFFER_BYTES = 256 << 20
+IMAGE_SAMPLES = 256
+
+_Enable = params_struct("PmEnable", ("deviceIndex", c_size_t), ("pPmSamplingObject", c_void_p))
+_Session = params_struct("PmSession", ("pPmSamplingObject", c_void_p))
+_SetConfig = params_struct(
+    "PmSetConfig",
+    ("pPmSamplingObject", c_void_p),
+    ("configSize", c_size_t),
+    ("pConfig", c_void_p),
+    ("hardwareBufferSize", c_size_t),
+    ("samplingInterval", c_uint64),
+    ("triggerMode", c_int),
+    ("hwBufferAppendMode", c_int),
+)
+_CounterDataSize = params_struct(
+    "PmCounterDataSize",
+    ("pPmSamplingObject", c_void_p),
+    ("pMetricNames", c_void_p),
+    ("numMetrics", c_size_t),
+    ("maxSamples", c_uint32),
+    ("counterDataSize", c_size_t),
+)
+_CounterData = params_struct(
+    "PmCounterData", ("pPmSamplingObject", c_void_p), ("counterDataSize", c_size_t), ("pCounterData", c_void_p)
+)
+_Decode = params_struct(
+    "PmDecode",
+    ("pPmSamplingObject", c_void_p),
+    ("pCounterDataImage", c_void_p),
+    ("counterDataImageSize", c_size_t),
+    ("decodeStopReason", c_int),
+    ("overflow", c_uint8),
+)
+_Info = params_struct(
+    "PmInfo",
+    ("pCounterDataImage", c_void_p),
+    ("counterDataImageSize", c_size_t),
+    ("numTotalSamples", c_size_t),
+    ("numPopulatedSamples", c_size_t),
+    ("numCompletedSamples", c_size_t),
+)
+_SampleInfo = params_struct(
+    "PmSampleInfo",
+    ("pPmSamplingObject", c_void_p),
+    ("pCounterDataImage", c_void_p),
+    ("counterDataImageSize", c_size_t),
+    ("sampleIndex", c_size_t),
+    ("startTimestamp", c_uint64),
+    ("endTimestamp", c_uint64),
+)
+
+
+@dataclass(frozen=True)
+class Drained:
+    """Samples in order: times (ns, realtime clock) of shape (n,), values of shape (n, metrics).
+
+    A value is NaN where the profiler gave no finite number.
+    """
+
+    start_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+    overflowed: bool
+
+
+class PmSampler:
+    """PM sampling of one device. Call `close` in every case: else the next session in the process is refused."""
+
+    def __init__(self, cupti: Cupti, host: MetricHost, ordinal: int) -> None:
+        self.cupti = cupti
+        self.host = host
+        self.metrics: list[str] = []
+        self._image: Image | None = None
+        self._is_running = False
+        self._session = int(call(cupti, "cuptiPmSamplingEnable", _Enable, deviceIndex=ordinal).pPmSamplingObject)
+
+    def configure(self, metrics: Sequence[str], interval_ns: int, buffer_bytes: int = BUFFER_BYTES) -> None:
+        """Choose what is counted from the next `start` on."""
+        self.metrics = list(metrics)
+        config = self.host.config(self.metrics)
+        call(
+            self.cupti,
+            "cuptiPmSamplingSetConfig",
+            _SetConfig,
+            pPmSamplingObject=self._session,
+            configSize=len(config),
+            pConfig=ctypes.addressof(config),
+            hardwareBufferSize=buffer_bytes,
+            samplingInterval=interval_ns,
+            triggerMode=_TIME_INTERVAL,
+            hwBufferAppendMode=_KEEP_OLDEST,
+        )
+        names = names_array(self.metrics)
+        size = call(
+            self.cupti,
+            "cuptiPmSamplingGetCounterDataSize",
+            _CounterDataSize,
+            pPmSamplingObject=self._session,
+            pMetricNames=ctypes.addressof(names),
+            numMetrics=len(self.metrics),
+            maxSamples=IMAGE_SAMPLES,
+        ).counterDataSize
+        self._image = (c_uint8 * size)()
+        self._empty_image()
+
+    def _empty_image(self) -> None:
+        assert self._image is not None
+        call(
+            self.cupti,
+            "cuptiPmSamplingCounterDataImageInitialize",
+            _CounterData,
+            pPmSamplingObject=self._session,
+            counterDataSize=len(self._image),
+            pCounterData=ctypes.addressof(self._image),
+        )
+
+    def start(self) -> None:
+        call(self.cupti, "cuptiPmSamplingStart", _Session, pPmSamplingObject=self._session)
+        self._is_running = True
+
+    def stop(self) -> None:
+        """Stop counting; what was counted can still be drained."""
+        self._is_running = False
+        call(self.cupti, "cuptiPmSamplingStop", _Session, pPmSamplingObject=self._session)
+
+    def drain(self) -> Drained:
+        """Every complete sample since the last call."""
+        parts, overflowed, is_full = [], False, True
+        while is_full:
+            is_full, has_overflowed = self._decode()
+            overflowed |= has_overflowed
+            parts.append(self._read())
+            self._empty_image()
+        start, end, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+        # Slots that hold nothing have no length; the first slot of a session starts at a time of its own.
+        good = (end > start) & (start > 0)
+        return Drained(start[good], end[good], values[good], overflowed)
+
+    def _decode(self) -> tuple[bool, bool]:
+        """Move raw records into the image; whether it is full, and whether records were lost."""
+        assert self._image is not None
+        try:
+            params = call(
+                self.cupti,
+                "cuptiPmSamplingDecodeData",
+                _Decode,
+                pPmSamplingObject=self._session,
+                pCounterDataImage=ctypes.addressof(self._image),
+                counterDataImageSize=len(self._image),
+            )
+        except CuptiError as error:
+            if error.code == OUT_OF_MEMORY:
+                return False, True
+            raise
+        return params.decodeStopReason == _IMAGE_FULL, bool(params.overflow)
+
+    def _read(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        assert self._image is not None
+        image, size = ctypes.addressof(self._image), len(self._image)
+        info = call(
+            self.cupti, "cuptiPmSamplingGetCounterDataInfo", _Info, pCounterDataImage=image, counterDataImageSize=size
+        )
+        count = int(info.numCompletedSamples)
+        times = np.zeros((count, 2), dtype=np.int64)
+        values = np.full((count, len(self.metrics)), np.nan)
+        for index in range(count):
+            sample = call(
+                self.cupti,
+                "cuptiPmSamplingCounterDataGetSampleInfo",
+                _SampleInfo,
+                pPmSamplingObject=self._session,
+                pCounterDataImage=image,
+                counterDataImageSize=size,
+                sampleIndex=index,
+            )
+            times[index] = sample.startTimestamp, sample.endTimestamp
+            if sample.endTimestamp > sample.startTimestamp:
+                found = self.host.evaluate(self._image, index, self.metrics)
+                values[index] = [np.nan if value is None else value for value in found]
+        return times[:, 0], times[:, 1], values
+
+    def close(self) -> None:
+        if self._is_running:
+            with contextlib.suppress(CuptiError):
+                self.stop()
+        call(self.cupti, "cuptiPmSamplingDisable", _Session, pPmSamplingObject=self._session)

@@ -1,0 +1,49 @@
+"""What a recording is asked to do, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nanalyze.recorder.exact import Exact
+from nanalyze.recorder.samples import Samples
+from nanalyze.rundir.errors import RecorderError
+
+LAYERS = ("timeline", "ranges", "device_state")
+TIMESTAMP_PLACES = ("host", "device")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a recording was asked to do; kept in the run directory."""
+
+    layers: tuple[str, ...] = LAYERS
+    flush_s: float = 5.0
+    exact: Exact | None = None
+    samples: Samples | None = None
+    append: bool = False
+    timestamps: str = "host"
+    launch_times: bool = True
+
+    def __post_init__(self) -> None:
+        layers: Any = self.layers
+        if isinstance(layers, str):
+            raise RecorderError(f"layers={layers!r}: give a sequence of layers, of {', '.join(LAYERS)}")
+        object.__setattr__(self, "layers", tuple(layers))
+        unknown = [layer for layer in self.layers if layer not in LAYERS]
+        if unknown:
+            raise RecorderError(f"unknown layer {unknown[0]!r}: the layers are {', '.join(LAYERS)}")
+        if not isinstance(self.flush_s, int | float) or not self.flush_s > 0:
+            raise RecorderError(f"flush_s={self.flush_s!r}: must be above 0 seconds")
+        if self.timestamps not in TIMESTAMP_PLACES:
+            raise RecorderError(f"timestamps={self.timestamps!r}: must be one of {', '.join(TIMESTAMP_PLACES)}")
+        if self.samples is not None and not isinstance(self.samples, Samples):
+            raise RecorderError(f"samples={self.samples!r}: must be a recorder.Samples, such as recorder.Samples()")
+        if self.samples is not None and self.exact is not None:
+            raise RecorderError(
+                "samples and exact both need the GPU's counters: record once with each, the second with append=True"
+            )
+        if self.exact is not None and not isinstance(self.exact, Exact):
+            raise RecorderError(
+                f"exact={self.exact!r}: must be a recorder.Exact, such as recorder.Exact(kernels='gemm')"
+            )
