@@ -24,7 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 # Settings of recorder.record; `early` starts a first recording before CUDA is initialised, so that
-# CUPTI's latency timestamps are switched on when its header wants them to be.
+# CUPTI's latency timestamps are switched on when its header wants them to be; `flush_period_ms` of 0
+# leaves CUPTI's buffers alone until they are full.
 MODES: dict[str, dict[str, Any]] = {
     "host": {},
     "host, no launch times": {"launch_times": False},
@@ -32,6 +33,7 @@ MODES: dict[str, dict[str, Any]] = {
     "device": {"timestamps": "device"},
     "device, no launch times": {"timestamps": "device", "launch_times": False},
     "device, early": {"timestamps": "device", "early": True},
+    "device, no flush": {"timestamps": "device", "flush_period_ms": 0},
 }
 LAUNCHES = 20_000
 
@@ -68,7 +70,10 @@ def block(work: Callable[[], None], settings: dict[str, Any] | None, seconds: fl
 
 def child(mode: str, pairs: int, seconds: float) -> None:
     """Print one JSON line a pair."""
+    from nanalyze.recorder import timeline
+
     settings = dict(MODES[mode])
+    timeline.FLUSH_PERIOD_MS = settings.pop("flush_period_ms", timeline.FLUSH_PERIOD_MS)
     if settings.pop("early", False):
         from nanalyze import recorder
 
