@@ -78,6 +78,8 @@ _SampleInfo = params_struct(
     ("endTimestamp", c_uint64),
 )
 
+_Slots = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.float64]]
+
 
 @dataclass(frozen=True)
 class Drained:
@@ -101,6 +103,7 @@ class PmSampler:
         self.metrics: list[str] = []
         self._image: Image | None = None
         self._is_running = False
+        self._is_first = True
         self._session = int(call(cupti, "cuptiPmSamplingEnable", _Enable, deviceIndex=ordinal).pPmSamplingObject)
 
     def configure(self, metrics: Sequence[str], interval_ns: int, buffer_bytes: int = BUFFER_BYTES) -> None:
@@ -145,25 +148,36 @@ class PmSampler:
 
     def start(self) -> None:
         call(self.cupti, "cuptiPmSamplingStart", _Session, pPmSamplingObject=self._session)
-        self._is_running = True
+        self._is_running = self._is_first = True
 
     def stop(self) -> None:
         """Stop counting; what was counted can still be drained."""
         self._is_running = False
         call(self.cupti, "cuptiPmSamplingStop", _Session, pPmSamplingObject=self._session)
 
-    def drain(self) -> Drained:
-        """Every complete sample since the last call."""
-        parts, overflowed, is_full = [], False, True
-        while is_full:
+    def drain(self, most_images: int | None = None) -> Drained:
+        """Complete samples since the last call: all of them, or at most `most_images` times IMAGE_SAMPLES.
+
+        Without the limit a running sampler that is faster than this method would keep it for ever.
+        """
+        parts: list[_Slots] = []
+        overflowed, is_full = False, True
+        while is_full and (most_images is None or len(parts) < most_images):
             is_full, has_overflowed = self._decode()
             overflowed |= has_overflowed
             parts.append(self._read())
             self._empty_image()
         start, end, values = (np.concatenate(column) for column in zip(*parts, strict=True))
-        # Slots that hold nothing have no length; the first slot of a session starts at a time of its own.
-        good = (end > start) & (start > 0)
-        return Drained(start[good], end[good], values[good], overflowed)
+        good = (end > start) & (start > 0) & ~self._has_strange_start(start != end)
+        return Drained(start[good].astype(np.int64), end[good].astype(np.int64), values[good], overflowed)
+
+    def _has_strange_start(self, has_length: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Marks the first slot after `start`, whose start time is any number; slots without length hold nothing."""
+        strange = np.zeros(len(has_length), dtype=bool)
+        if self._is_first and has_length.any():
+            strange[np.argmax(has_length)] = True
+            self._is_first = False
+        return strange
 
     def _decode(self) -> tuple[bool, bool]:
         """Move raw records into the image; whether it is full, and whether records were lost."""
@@ -183,14 +197,15 @@ class PmSampler:
             raise
         return params.decodeStopReason == _IMAGE_FULL, bool(params.overflow)
 
-    def _read(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    def _read(self) -> _Slots:
+        """Start times, end times and values of the image's samples, as they are."""
         assert self._image is not None
         image, size = ctypes.addressof(self._image), len(self._image)
         info = call(
             self.cupti, "cuptiPmSamplingGetCounterDataInfo", _Info, pCounterDataImage=image, counterDataImageSize=size
         )
         count = int(info.numCompletedSamples)
-        times = np.zeros((count, 2), dtype=np.int64)
+        times = np.zeros((count, 2), dtype=np.uint64)  # a strange one need not fit int64
         values = np.full((count, len(self.metrics)), np.nan)
         for index in range(count):
             sample = call(

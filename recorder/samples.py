@@ -8,6 +8,7 @@ Everything happens on a thread of its own; decoding a window does not delay the 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from nanalyze.rundir.errors import RecorderError
 from nanalyze.rundir.sampled import BY_COLUMN, GROUPS
 
 DRAIN_S = 0.1  # at 1 ms a hundred samples, under 1 MiB of raw records
+DRAIN_IMAGES = 32  # at most at once: about 8,000 samples, which take about as long as DRAIN_S to evaluate
+LEAST_SAMPLES = 4  # a window; the first is never complete
 WAIT_S = 0.2  # between looks whether the job has begun to use a device
 _CLOCK = "sm_cycles_elapsed"  # stands in every group
 
@@ -48,8 +51,11 @@ class Samples:
     def __post_init__(self) -> None:
         if not 5 <= self.interval_us <= 1e6:
             raise RecorderError(f"Samples(interval_us={self.interval_us!r}): must be from 5 to 1,000,000 microseconds")
-        if not self.window_s > 0:
-            raise RecorderError(f"Samples(window_s={self.window_s!r}): must be above 0 seconds")
+        if not LEAST_SAMPLES * self.interval_us * 1e-6 <= self.window_s < math.inf:
+            raise RecorderError(
+                f"Samples(window_s={self.window_s!r}): must be at least {LEAST_SAMPLES} intervals, "
+                f"{LEAST_SAMPLES * self.interval_us * 1e-6:g} seconds"
+            )
         if not 0 < self.overhead_pct <= 100:
             raise RecorderError(f"Samples(overhead_pct={self.overhead_pct!r}): must be above 0 and at most 100")
         unknown = [column for group in self.groups for column in group if column not in BY_COLUMN]
@@ -60,19 +66,18 @@ class Samples:
 def fit_groups(host: MetricHost, wanted: Sequence[Sequence[str]]) -> list[Group]:
     """The groups this chip can count in one pass each; one that does not fit is split from its end.
 
-    Counters that the chip does not have are left out.
+    The clock comes first in each. Counters that the chip does not have, or not in one pass with the
+    clock, are left out.
     """
     fitted = []
     for columns in wanted:
-        pending = list(columns)
+        pending = [_CLOCK, *(column for column in columns if column != _CLOCK)]
         while pending:
             group = _fit(host, pending)
             if not set(group) - {_CLOCK}:
                 break
             fitted.append(group)
-            pending = [column for column in pending if column not in group]
-            if pending and _CLOCK in group:
-                pending = [_CLOCK, *pending]
+            pending = [_CLOCK, *(column for column in pending if column not in {_CLOCK, *group})]
     return fitted
 
 
@@ -120,11 +125,15 @@ class _Device:
         self.ordinal = ordinal
         self.options = options
         self.host = MetricHost(cupti, chip_name(cupti, ordinal), profiler_type=PM_SAMPLING)
-        self.groups = fit_groups(self.host, options.groups)
-        if not self.groups:
-            self.host.close()
-            raise RecorderError(f"device {ordinal} offers none of the sampled counters in one pass")
-        self.sampler = PmSampler(cupti, self.host, ordinal)
+        try:
+            self.groups = fit_groups(self.host, options.groups)
+            if not self.groups:
+                raise RecorderError("it offers none of the sampled counters in one pass")
+            self.sampler = PmSampler(cupti, self.host, ordinal)
+        except RecorderError:
+            with contextlib.suppress(RecorderError):  # the first error is the reason
+                self.host.close()
+            raise
         self.number = -1  # of the group whose turn it is
         self.opened = 0.0
         self.expected = 0.0
@@ -141,8 +150,8 @@ class _Device:
         self.sampler.stop()
         self.expected += (time.monotonic() - self.opened) / (self.options.interval_us * 1e-6)
 
-    def take(self) -> tuple[Rows, bool]:
-        drained = self.sampler.drain()
+    def take(self, most_images: int | None = None) -> tuple[Rows, bool]:
+        drained = self.sampler.drain(most_images)
         self.received += len(drained.start_ns)
         return rows_of(drained, self.groups[self.number], self.number, self.ordinal), drained.overflowed
 
@@ -175,7 +184,7 @@ class SamplesLayer:
         self._in_use = in_use
         self._put = put
         self._complain = complain
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, _Device] = {}  # also those that failed later
         self._refused: set[int] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nanalyze-samples", daemon=True)
@@ -187,6 +196,8 @@ class SamplesLayer:
         """End the open window, take what it counted, give the devices back; never raises."""
         self._stopping.set()
         self._thread.join(patience_s)
+        if self._thread.is_alive():
+            self._complain(f"sampling did not end within {patience_s:g} s; the last samples are missing")
 
     @property
     def losses(self) -> dict[int, tuple[int, int]]:
@@ -197,15 +208,29 @@ class SamplesLayer:
         try:
             while not self._stopping.is_set():
                 self._look_for_devices()
-                if not self._devices:
+                if not self._active():
                     self._stopping.wait(WAIT_S)
                     continue
-                self._window()
+                self._rest(self._window())
         except Exception as error:  # whatever it is, the job and the other layers go on
-            self._complain(f"sampling stopped: {error}")
+            self._complain(f"sampling stopped, please report it: {type(error).__name__}: {error}")
         finally:
-            for device in self._devices.values():
+            for device in self._active():
                 device.close()
+            self.cpu_ns = time.thread_time_ns()
+
+    def _active(self) -> list[_Device]:
+        return [device for ordinal, device in self._devices.items() if ordinal not in self._refused]
+
+    def _each(self, work: Callable[[_Device], None]) -> None:
+        """Do `work` with every device; one that fails is given back, and the others go on."""
+        for device in self._active():
+            try:
+                work(device)
+            except RecorderError as error:
+                self._refused.add(device.ordinal)
+                device.close()
+                self._complain(f"device {device.ordinal} is no longer sampled: {error}")
 
     def _look_for_devices(self) -> None:
         for ordinal in sorted(self._in_use() - set(self._devices) - self._refused):
@@ -216,27 +241,25 @@ class SamplesLayer:
                 self._refused.add(ordinal)
                 self._complain(f"device {ordinal} is not sampled: {error}")
 
-    def _window(self) -> None:
-        """One window on every device, then the rest that the budget asks for."""
+    def _window(self) -> float:
+        """One window on every device; the rest (seconds) that the budget asks for after it."""
         started, cpu = time.monotonic(), time.thread_time_ns()
-        for device in self._devices.values():
-            device.open_window()
-        try:
-            while not self._stopping.is_set() and time.monotonic() - started < self.options.window_s:
-                self._stopping.wait(DRAIN_S)
-                self._take()
-        finally:
-            for device in self._devices.values():
-                device.close_window()
-        self._take()
-        used_ns = time.thread_time_ns() - cpu
-        self.cpu_ns += used_ns
-        earned_s = used_ns / 1e9 / (self.options.overhead_pct / 100)
-        self._stopping.wait(max(0.0, earned_s - (time.monotonic() - started)))
+        self._each(_Device.open_window)
+        while not self._stopping.is_set() and (left := started + self.options.window_s - time.monotonic()) > 0:
+            self._stopping.wait(min(DRAIN_S, left))
+            self._each(lambda device: self._take(device, DRAIN_IMAGES))
+        self._each(_Device.close_window)
+        self._each(self._take)
+        self.cpu_ns = time.thread_time_ns()
+        earned_s = (self.cpu_ns - cpu) / 1e9 / (self.options.overhead_pct / 100)
+        return earned_s - (time.monotonic() - started)
 
-    def _take(self) -> None:
-        for device in self._devices.values():
-            rows, overflowed = device.take()
-            self.overflows += overflowed
-            if len(rows["start_ns"]):
-                self._put(rows)
+    def _rest(self, seconds: float) -> None:
+        if seconds > 0:
+            self._stopping.wait(seconds)
+
+    def _take(self, device: _Device, most_images: int | None = None) -> None:
+        rows, overflowed = device.take(most_images)
+        self.overflows += overflowed
+        if len(rows["start_ns"]):
+            self._put(rows)

@@ -51,10 +51,20 @@ COUNTERS: tuple[Counter, ...] = (
         "sm_clock_hz",
         "Hz",
         "SM clock while it ran.",
-        ("sm__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second"),
+        # The GPC clock drives the SMs; since 2021.2 Nsight Compute prints it as SM Frequency.
+        (
+            "sm__cycles_elapsed.avg.per_second",
+            "smsp__cycles_elapsed.avg.per_second",
+            "gpc__cycles_elapsed.avg.per_second",
+        ),
     ),
     Counter("dram_clock_hz", "Hz", "Memory clock while it ran.", ("dram__cycles_elapsed.avg.per_second",)),
-    Counter("sm_cycles_elapsed", "cycles", "SM cycles of its duration (mean over SMs).", ("sm__cycles_elapsed.avg",)),
+    Counter(
+        "sm_cycles_elapsed",
+        "cycles",
+        "SM cycles of its duration (mean over SMs).",
+        ("sm__cycles_elapsed.avg", "smsp__cycles_elapsed.avg"),
+    ),
     Counter(
         "sm_active_pct",
         "%",
@@ -73,7 +83,12 @@ COUNTERS: tuple[Counter, ...] = (
         "dram_pct",
         "%",
         "Speed of light of DRAM.",
-        (f"gpu__dram_throughput.{PCT_ELAPSED}", f"dram__throughput.{PCT_ELAPSED}"),
+        (
+            f"gpu__dram_throughput.{PCT_ELAPSED}",
+            f"dram__throughput.{PCT_ELAPSED}",
+            f"dram__cycles_active.{PCT_ELAPSED}",
+            "dram__bytes.sum.pct_of_peak_sustained_elapsed",
+        ),
     ),
     Counter("l2_pct", "%", "Speed of light of the L2 cache.", (f"lts__throughput.{PCT_ELAPSED}",)),
     Counter(
@@ -87,14 +102,17 @@ COUNTERS: tuple[Counter, ...] = (
     _pipe("alu", "ALU pipe (integer, logic).", "sm__pipe_alu_cycles_active", "sm__inst_executed_pipe_alu"),
     _pipe("fma", "FMA pipe (FP32, integer multiply).", "sm__pipe_fma_cycles_active", "sm__inst_executed_pipe_fma"),
     _pipe("fp64", "FP64 pipe.", "sm__pipe_fp64_cycles_active", "sm__inst_executed_pipe_fp64"),
-    _pipe("xu", "Transcendental and conversion pipe.", "sm__inst_executed_pipe_xu"),
+    _pipe("xu", "Transcendental and conversion pipe.", "sm__inst_executed_pipe_xu", "sm__pipe_xu_cycles_active"),
     _pipe("lsu", "Load/store pipe.", "sm__inst_executed_pipe_lsu"),
     _pipe(
         "tensor",
         "Tensor pipe.",
         "sm__pipe_tensor_cycles_active",
         "sm__pipe_tensor_op_hmma_cycles_active",
+        "sm__pipe_tensor_subpipe_hmma_cycles_active",
+        "sm__pipe_tc_cycles_active",
         "sm__inst_executed_pipe_tensor",
+        "sm__inst_executed_pipe_tensor_op_hmma",
     ),
     # occupancy and issue
     Counter("occupancy_pct", "%", "Resident warps over the most an SM can hold.", (f"sm__warps_active.{PCT_ACTIVE}",)),

@@ -7,12 +7,12 @@ CUPTI does. `fail` makes any function return any code, from its n-th call on.
 
 The profiler's structures are transcribed from `cupti_range_profiler.h`, `cupti_profiler_host.h`,
 `cupti_profiler_target.h` and `cupti_target.h` (CUDA 13.0) and their sizes checked as CUPTI does.
+PM sampling is in `fake_pm`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import queue
 import struct
@@ -36,18 +36,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import fake_records
+from fake_pm import PM_SAMPLING, PM_STRUCTS, RANGE_PROFILER, PmSampling
+from fake_structs import (
+    INVALID_CHIP_NAME,
+    INVALID_KIND,
+    INVALID_OPERATION,
+    INVALID_PARAMETER,
+    MAX_LIMIT_REACHED,
+    MULTIPLE_SUBSCRIBERS,
+    OBJECT,
+    PARAMETER_SIZE_NOT_SUFFICIENT,
+    SUCCESS,
+    CuptiCode,
+    fill,
+    pack,
+    params,
+    size_of,
+    unpack,
+)
 
 from nanalyze.recorder.cupti import SIGNATURES
 
-SUCCESS = 0
-INVALID_PARAMETER = 1
-INVALID_OPERATION = 7
-PARAMETER_SIZE_NOT_SUFFICIENT = 10
-MAX_LIMIT_REACHED = 12
 INVALID_METRIC_NAME = 17
-INVALID_KIND = 21
-MULTIPLE_SUBSCRIBERS = 39
-INVALID_CHIP_NAME = 46
 
 # CUptiResult of cupti_result.h (CUDA 13.0): every code that can be returned as an error.
 ERROR_CODES: dict[int, str] = {
@@ -112,25 +122,20 @@ _Complete = ctypes.CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_siz
 _OnCall = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
 
 
-def _params(*fields: tuple[str, Any]) -> type[ctypes.Structure]:
-    return type("Params", (ctypes.Structure,), {"_fields_": [("structSize", c_size_t), ("pPriv", c_void_p), *fields]})
-
-
-_OBJECT = ("object", c_void_p)
 _STRUCTS: dict[str, type[ctypes.Structure]] = {
-    "cuptiProfilerInitialize": _params(),
-    "cuptiDeviceGetChipName": _params(("deviceIndex", c_size_t), ("pChipName", c_char_p)),
-    "cuptiProfilerGetCounterAvailability": _params(("ctx", c_void_p), ("size", c_size_t), ("image", c_void_p)),
-    "cuptiProfilerHostInitialize": _params(
-        ("profilerType", c_int), ("pChipName", c_char_p), ("availability", c_void_p), _OBJECT
+    "cuptiProfilerInitialize": params(),
+    "cuptiDeviceGetChipName": params(("deviceIndex", c_size_t), ("pChipName", c_char_p)),
+    "cuptiProfilerGetCounterAvailability": params(("ctx", c_void_p), ("size", c_size_t), ("image", c_void_p)),
+    "cuptiProfilerHostInitialize": params(
+        ("profilerType", c_int), ("pChipName", c_char_p), ("availability", c_void_p), OBJECT
     ),
-    "cuptiProfilerHostDeinitialize": _params(_OBJECT),
-    "cuptiProfilerHostConfigAddMetrics": _params(_OBJECT, ("names", POINTER(c_char_p)), ("count", c_size_t)),
-    "cuptiProfilerHostGetConfigImageSize": _params(_OBJECT, ("size", c_size_t)),
-    "cuptiProfilerHostGetConfigImage": _params(_OBJECT, ("size", c_size_t), ("image", c_void_p)),
-    "cuptiProfilerHostGetNumOfPasses": _params(("size", c_size_t), ("image", c_void_p), ("passes", c_size_t)),
-    "cuptiProfilerHostEvaluateToGpuValues": _params(
-        _OBJECT,
+    "cuptiProfilerHostDeinitialize": params(OBJECT),
+    "cuptiProfilerHostConfigAddMetrics": params(OBJECT, ("names", POINTER(c_char_p)), ("count", c_size_t)),
+    "cuptiProfilerHostGetConfigImageSize": params(OBJECT, ("size", c_size_t)),
+    "cuptiProfilerHostGetConfigImage": params(OBJECT, ("size", c_size_t), ("image", c_void_p)),
+    "cuptiProfilerHostGetNumOfPasses": params(("size", c_size_t), ("image", c_void_p), ("passes", c_size_t)),
+    "cuptiProfilerHostEvaluateToGpuValues": params(
+        OBJECT,
         ("image", c_void_p),
         ("size", c_size_t),
         ("index", c_size_t),
@@ -138,19 +143,19 @@ _STRUCTS: dict[str, type[ctypes.Structure]] = {
         ("count", c_size_t),
         ("values", POINTER(c_double)),
     ),
-    "cuptiRangeProfilerEnable": _params(("ctx", c_void_p), _OBJECT),
-    "cuptiRangeProfilerDisable": _params(_OBJECT),
-    "cuptiRangeProfilerGetCounterDataSize": _params(
-        _OBJECT,
+    "cuptiRangeProfilerEnable": params(("ctx", c_void_p), OBJECT),
+    "cuptiRangeProfilerDisable": params(OBJECT),
+    "cuptiRangeProfilerGetCounterDataSize": params(
+        OBJECT,
         ("names", POINTER(c_char_p)),
         ("count", c_size_t),
         ("maxRanges", c_size_t),
         ("maxNodes", c_uint32),
         ("size", c_size_t),
     ),
-    "cuptiRangeProfilerCounterDataImageInitialize": _params(_OBJECT, ("size", c_size_t), ("image", c_void_p)),
-    "cuptiRangeProfilerSetConfig": _params(
-        _OBJECT,
+    "cuptiRangeProfilerCounterDataImageInitialize": params(OBJECT, ("size", c_size_t), ("image", c_void_p)),
+    "cuptiRangeProfilerSetConfig": params(
+        OBJECT,
         ("configSize", c_size_t),
         ("config", c_void_p),
         ("imageSize", c_size_t),
@@ -163,15 +168,17 @@ _STRUCTS: dict[str, type[ctypes.Structure]] = {
         ("passIndex", c_size_t),
         ("targetNestingLevel", c_uint16),
     ),
-    "cuptiRangeProfilerStart": _params(_OBJECT),
-    "cuptiRangeProfilerStop": _params(
-        _OBJECT, ("passIndex", c_size_t), ("targetNestingLevel", c_size_t), ("isAllPassSubmitted", c_uint8)
+    "cuptiRangeProfilerStart": params(OBJECT),
+    "cuptiRangeProfilerStop": params(
+        OBJECT, ("passIndex", c_size_t), ("targetNestingLevel", c_size_t), ("isAllPassSubmitted", c_uint8)
     ),
-    "cuptiRangeProfilerPushRange": _params(_OBJECT, ("pRangeName", c_char_p)),
-    "cuptiRangeProfilerPopRange": _params(_OBJECT),
-    "cuptiRangeProfilerDecodeData": _params(_OBJECT, ("dropped", c_size_t)),
-    "cuptiRangeProfilerGetCounterDataInfo": _params(("image", c_void_p), ("size", c_size_t), ("ranges", c_size_t)),
+    "cuptiRangeProfilerPushRange": params(OBJECT, ("pRangeName", c_char_p)),
+    "cuptiRangeProfilerPopRange": params(OBJECT),
+    "cuptiRangeProfilerDecodeData": params(OBJECT, ("dropped", c_size_t)),
+    "cuptiRangeProfilerGetCounterDataInfo": params(("image", c_void_p), ("size", c_size_t), ("ranges", c_size_t)),
+    **PM_STRUCTS,
 }
+PM_FUNCTIONS = tuple(PM_STRUCTS)
 FUNCTIONS = (*SIGNATURES, *_STRUCTS)
 
 
@@ -180,18 +187,7 @@ class _Library:
 
 
 def struct_size(function: str) -> int:
-    """CUPTI_PROFILER_STRUCT_SIZE: up to the end of the last field, without tail padding."""
-    fields = _STRUCTS[function]._fields_
-    last = getattr(_STRUCTS[function], fields[-1][0])
-    return int(last.offset + last.size)
-
-
-class CuptiCode(Exception):
-    """Raised inside the fake to return a code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
+    return size_of(_STRUCTS[function])
 
 
 @dataclass
@@ -241,28 +237,7 @@ def value_of(metric: str, kernels: list[bytes]) -> float:
     return float(sum(zlib.crc32(metric.encode() + b"|" + name) % 100_000 for name in kernels))
 
 
-def _pack(content: Any) -> bytes:
-    text = json.dumps(content).encode()
-    return struct.pack("<Q", len(text)) + text
-
-
-def _unpack(address: int | None, size: int) -> Any:
-    if not address or size < 8:
-        raise CuptiCode(INVALID_PARAMETER)
-    (length,) = struct.unpack("<Q", ctypes.string_at(address, 8))
-    if length + 8 > size:
-        raise CuptiCode(INVALID_PARAMETER)
-    return json.loads(ctypes.string_at(address + 8, length))
-
-
-def _fill(address: int | None, size: int, content: Any) -> None:
-    data = _pack(content)
-    if not address or len(data) > size:
-        raise CuptiCode(PARAMETER_SIZE_NOT_SUFFICIENT)
-    ctypes.memmove(address, data, len(data))
-
-
-class FakeCupti:
+class FakeCupti(PmSampling):
     """See the module's text. `close` ends its thread."""
 
     def __init__(self, version: int = 130001) -> None:
@@ -270,6 +245,7 @@ class FakeCupti:
         self.sizes = dict(fake_records.SIZES[version])  # what GetNextRecord knows; add kinds at will
         self.buffer_limit: int | None = None  # complete buffers when they hold so many bytes
         self.unsupported: set[str] = set()  # metrics this chip lacks
+        self.passes = passes_of
         self.values: dict[str, float] = {}  # in place of value_of
         self.calls: Counter[str] = Counter()
         self.log: list[str] = []
@@ -282,6 +258,8 @@ class FakeCupti:
         self.flush_period_ms = 0
         self.sessions: dict[int, Session] = {}  # by handle; one a context
         self.hosts: dict[int, list[str]] = {}
+        self._host_kinds: dict[int, tuple[int, set[str]]] = {}  # profiler type, metrics not available
+        self._init_pm()
         self.subscriptions: set[int] = set()  # callback ids enabled
         self.unregistered_emits = 0
         self.bytes_written = 0
@@ -554,7 +532,7 @@ class FakeCupti:
     # -- profiler host --------------------------------------------------------------------------
 
     def _cuptiProfilerInitialize(self, params: Any) -> None:
-        pass
+        self._initialize_profiler()
 
     def _cuptiDeviceGetChipName(self, params: Any) -> None:
         params.pChipName = CHIP
@@ -562,18 +540,18 @@ class FakeCupti:
     def _cuptiProfilerGetCounterAvailability(self, params: Any) -> None:
         content = {"available": params.ctx}
         if params.image:
-            _fill(params.image, params.size, content)
-        params.size = len(_pack(content))
+            fill(params.image, params.size, content)
+        params.size = len(pack(content))
 
     def _cuptiProfilerHostInitialize(self, params: Any) -> None:
-        if params.profilerType != 0:
+        if params.profilerType not in (RANGE_PROFILER, PM_SAMPLING):
             raise CuptiCode(INVALID_PARAMETER)
         if params.pChipName != CHIP:
             raise CuptiCode(INVALID_CHIP_NAME)
-        if params.availability:
-            _unpack(params.availability, 1 << 16)
+        available = unpack(params.availability, 1 << 16) if params.availability else {}
         params.object = self._new_handle()
         self.hosts[params.object] = []
+        self._host_kinds[params.object] = (params.profilerType, set(available.get("unavailable", ())))
 
     def _host(self, params: Any) -> list[str]:
         if params.object not in self.hosts:
@@ -591,25 +569,41 @@ class FakeCupti:
         return names
 
     def _cuptiProfilerHostConfigAddMetrics(self, params: Any) -> None:
-        self._host(params).extend(self._metric_names(params))
+        host, names = self._host(params), self._metric_names(params)
+        if self._host_kinds[params.object][1].intersection(names):
+            raise CuptiCode(INVALID_PARAMETER)
+        host.extend(names)
+
+    def _config_of(self, params: Any) -> Any:
+        """The content of a configuration image: the two profilers do not take each other's."""
+        metrics = self._host(params)
+        return {"sampled": metrics} if self._host_kinds[params.object][0] == PM_SAMPLING else metrics
 
     def _cuptiProfilerHostGetConfigImageSize(self, params: Any) -> None:
-        params.size = len(_pack(self._host(params)))
+        params.size = len(pack(self._config_of(params)))
 
     def _cuptiProfilerHostGetConfigImage(self, params: Any) -> None:
-        _fill(params.image, params.size, self._host(params))
+        fill(params.image, params.size, self._config_of(params))
 
     def _cuptiProfilerHostGetNumOfPasses(self, params: Any) -> None:
-        params.passes = passes_of(_unpack(params.image, params.size))
+        config = unpack(params.image, params.size)
+        params.passes = self.passes(config["sampled"] if isinstance(config, dict) else config)
 
     def _cuptiProfilerHostEvaluateToGpuValues(self, params: Any) -> None:
         self._host(params)
-        ranges = _unpack(params.image, params.size)["ranges"]
-        if params.index >= len(ranges):
+        content, metrics = unpack(params.image, params.size), self._metric_names(params)
+        is_sample = "samples" in content
+        if is_sample != (self._host_kinds[params.object][0] == PM_SAMPLING):
             raise CuptiCode(INVALID_PARAMETER)
-        for place, metric in enumerate(self._metric_names(params)):
-            kernels = [name.encode("latin-1") for name in ranges[params.index]]
-            params.values[place] = self.values.get(metric, value_of(metric, kernels))
+        values = self._evaluate_sample if is_sample else self._evaluate_range
+        for place, value in enumerate(values(content, params.index, metrics)):
+            params.values[place] = value
+
+    def _evaluate_range(self, content: Any, index: int, metrics: list[str]) -> list[float]:
+        if index >= len(content["ranges"]):
+            raise CuptiCode(INVALID_PARAMETER)
+        kernels = [name.encode("latin-1") for name in content["ranges"][index]]
+        return [self.values.get(metric, value_of(metric, kernels)) for metric in metrics]
 
     # -- range profiler -------------------------------------------------------------------------
 
@@ -642,7 +636,7 @@ class FakeCupti:
 
     def _cuptiRangeProfilerCounterDataImageInitialize(self, params: Any) -> None:
         self._session(params)
-        _fill(params.image, params.size, {"ranges": []})
+        fill(params.image, params.size, {"ranges": []})
 
     def _cuptiRangeProfilerSetConfig(self, params: Any) -> None:
         session = self._session(params)
@@ -652,8 +646,8 @@ class FakeCupti:
             raise CuptiCode(INVALID_OPERATION)
         if (params.numNestingLevels, params.minNestingLevel, params.passIndex) != (1, 1, 0):
             raise CuptiCode(INVALID_PARAMETER)
-        _unpack(params.image, params.imageSize)
-        session.config = _unpack(params.config, params.configSize)
+        unpack(params.image, params.imageSize)
+        session.config = unpack(params.config, params.configSize)
         session.user = params.range == USER_RANGE
         session.max_ranges = params.maxRangesPerPass
         session.passes_done = 0
@@ -698,7 +692,7 @@ class FakeCupti:
         is_complete = not session.user or session.passes_done >= session.passes
         kept = session.ranges[: session.max_ranges] if is_complete else []
         params.dropped = len(session.ranges) - len(kept) if is_complete else 0
-        _fill(*session.image, {"ranges": [[name.decode("latin-1") for name in names] for names in kept]})
+        fill(*session.image, {"ranges": [[name.decode("latin-1") for name in names] for names in kept]})
 
     def _cuptiRangeProfilerGetCounterDataInfo(self, params: Any) -> None:
-        params.ranges = len(_unpack(params.image, params.size)["ranges"])
+        params.ranges = len(unpack(params.image, params.size)["ranges"])

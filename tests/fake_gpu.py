@@ -132,6 +132,17 @@ class FakeGpu:
             cuCtxGetDevice=ctypes.CFUNCTYPE(c_int, POINTER(c_int))(device_of_context),
         )
 
+    def use(self, *devices: int) -> None:
+        """The job begins to use these devices: each has a primary context then, and CUDA is initialised."""
+        self.bindings.device_count = max(self.bindings.device_count, *(device + 1 for device in devices))
+        self.bindings.active_contexts |= set(devices)
+        self.cupti.is_cuda_initialized = True
+
+    def before_cuda(self) -> None:
+        """Undo that CUDA is initialised; `use` makes up for it."""
+        self.bindings.active_contexts = set()
+        self.cupti.is_cuda_initialized = False
+
     # -- what a job does ------------------------------------------------------------------------
 
     def launch(

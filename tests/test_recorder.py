@@ -16,7 +16,7 @@ from typing import Any
 
 import fake_records
 import pytest
-from fake_cupti import ERROR_CODES, FUNCTIONS, INVALID_METRIC_NAME, INVALID_PARAMETER, value_of
+from fake_cupti import ERROR_CODES, FUNCTIONS, INVALID_METRIC_NAME, INVALID_PARAMETER, PM_FUNCTIONS, value_of
 from fake_gpu import (
     CUPTI_PATH,
     UUID_TEXT,
@@ -309,7 +309,8 @@ QUIET = {
     "cuptiActivitySetAttribute",
     "cuptiUnsubscribe",
 }
-NOT_USED = {"cuptiGetTimestamp", "cuptiGetGraphExecId", "cuptiFinalize"}
+# test_samples has the functions of PM sampling.
+NOT_USED = {"cuptiGetTimestamp", "cuptiGetGraphExecId", "cuptiFinalize", *PM_FUNCTIONS}
 ENDS_TIMELINE = {
     "cuptiGetVersion",
     "cuptiActivityRegisterCallbacks",

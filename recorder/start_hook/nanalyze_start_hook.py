@@ -1,0 +1,313 @@
+"""Starts the recorder in a process of a recorded job, at the moment the process turns to CUDA.
+
+Imported by `sitecustomize` beside it, as a top-level module, in every Python process of the job; most
+never use CUDA. Hence it imports nothing that Python has not loaded by then, and the recorder (with
+numpy and pyarrow) only when it starts. Nothing in here may raise into the job.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import sys
+
+TYPE_CHECKING = False  # as in typing, whose import would take 2 ms in every process
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
+
+# Modules that lead to CUDA. With function names: the recorder starts when one of them is called, for
+# modules that are often imported without a GPU being used. Without: when the module is imported.
+TRIGGERS: dict[str, tuple[str, ...]] = {
+    "torch.cuda": ("_lazy_init",),  # called before the first CUDA tensor, by PyTorch's C++ code too
+    "cuda.bindings.driver": ("cuInit",),
+    "cuda.bindings.runtime": (),
+    "cuda.core": (),
+    "cupy": (),
+    "jax_plugins.xla_cuda12": (),  # imported when JAX looks for its backends, not with jax itself
+    "jax_plugins.xla_cuda13": (),
+    "nvidia.dali": (),
+    "paddle": (),
+    "pycuda.driver": (),
+    "rmm": (),
+    "tensorflow": (),
+    "tensorrt": (),
+    "warp": (),
+}
+# Everything else in Python reaches CUDA through ctypes (numba, tinygrad, hand-written bindings).
+LIBRARIES = ("libcuda.so", "libcudart.so", "nvcuda.dll")
+
+START_PATIENCE_S = 10.0  # for another thread that is starting the recorder; a deadlock would be worse than a loss
+
+_IDLE, _ARMED, _STARTING, _DONE = range(4)
+_phase = _IDLE
+_is_auditing = False
+_is_without_nanalyze = False
+_start_on: frozenset[str] = frozenset()
+_lock = _thread.RLock()
+_wrapped: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, the original, what stands in for it
+
+
+def arm() -> None:
+    """Prepare this process to be recorded as soon as it turns to CUDA; once, whoever asks."""
+    global _phase, _start_on
+    is_main = getattr(_thread, "_is_main_interpreter", None)
+    if _phase != _IDLE or (is_main is not None and not is_main()):
+        return
+    try:
+        _phase = _ARMED
+        _start_on = frozenset(filter(None, os.environ.get("NANALYZE_RECORD_ON", "").split(",")))
+        atexit.register(_at_exit)  # the first registered runs last: after the recorder's own
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_in_child)
+        sys.meta_path.insert(0, _Finder())
+        for name in ("ctypes", *TRIGGERS, *_start_on):
+            if name in sys.modules:
+                _reached(name, sys.modules[name])
+    except Exception as error:
+        _phase = _DONE
+        _say(f"this process is not recorded: {type(error).__name__}: {error}")
+
+
+def disarm() -> None:
+    """Leave this process alone from here on."""
+    global _phase
+    _phase = _DONE
+    _unwrap()
+
+
+def begin() -> None:
+    """Start the recorder here unless that was done; returns when it runs."""
+    if _phase in (_IDLE, _DONE) or not _lock.acquire(timeout=START_PATIENCE_S):
+        return
+    try:
+        if _phase == _ARMED:  # else another thread was first, or the recorder itself is loading CUDA
+            _start()
+    except Exception as error:
+        _say(f"this process is not recorded: {type(error).__name__}: {error}")
+    finally:
+        _lock.release()
+
+
+def _start() -> None:
+    global _phase, _is_without_nanalyze
+    _phase = _STARTING
+    try:
+        from nanalyze.recorder import launch
+
+        launch.start_here()
+    except ModuleNotFoundError as error:
+        _is_without_nanalyze = (error.name or "").split(".")[0] == "nanalyze"
+        if not _is_without_nanalyze:
+            raise
+    finally:
+        disarm()
+
+
+# --- noticing CUDA -----------------------------------------------------------------------------
+
+
+class _Finder:
+    """First on sys.meta_path: sees every import by name, finds nothing itself."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        if name not in TRIGGERS and name not in _start_on and name != "ctypes":
+            return None
+        try:
+            return self._find(name, path, target)
+        except Exception:  # the import goes on with the other finders
+            return None
+
+    def _find(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> Any:
+        if _phase not in (_ARMED, _STARTING):
+            return None
+        if not _is_looked_into(name):
+            begin()
+            return None
+        spec: Any = None
+        for finder in sys.meta_path:
+            if finder is not self:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    break
+        else:
+            return None
+        if hasattr(spec.loader, "exec_module"):
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader:
+    """Loads a module as its own loader does, then hands it to `_reached`."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _reached(module.__name__, module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _is_looked_into(name: str) -> bool:
+    """Whether `name` is loaded first and then watched; else its import alone starts the recorder."""
+    return name == "ctypes" or (bool(TRIGGERS.get(name)) and name not in _start_on)
+
+
+def _reached(name: str, module: ModuleType) -> None:
+    """`module` is loaded: wait for what it does next, or start."""
+    try:
+        if name == "ctypes":
+            _listen()
+        elif not (_is_looked_into(name) and _watch(name, module)):
+            begin()  # also for a version of the library without that function: early is better than never
+    except Exception as error:
+        _say(f"this process may not be recorded: {type(error).__name__}: {error}")
+
+
+def _listen() -> None:
+    """Hear of libraries that ctypes loads. An audit hook stays for good, so there is one a process."""
+    global _is_auditing
+    if not _is_auditing:
+        _is_auditing = True
+        sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "ctypes.dlopen" or _phase not in (_ARMED, _STARTING):
+        return
+    if any(name in str(arguments[0]) for name in LIBRARIES):
+        begin()
+
+
+def _watch(name: str, module: ModuleType) -> bool:
+    """Start the recorder before the next call of a function that leads to CUDA; whether `module` has them."""
+    functions = TRIGGERS[name]
+    if not all(hasattr(module, function) for function in functions):
+        return False
+    for function in functions:
+        _wrap(module, function)
+    return True
+
+
+def _wrap(module: ModuleType, name: str) -> None:
+    """Start the recorder before the next call of `module.name`; the original is back from then on."""
+    from functools import wraps
+
+    original: Callable[..., Any] = getattr(module, name)
+
+    @wraps(original)
+    def starting(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        return original(*args, **kwargs)
+
+    setattr(module, name, starting)
+    _wrapped.append((module, name, original, starting))
+
+
+def _unwrap() -> None:
+    while _wrapped:
+        module, name, original, stand_in = _wrapped.pop()
+        if getattr(module, name, None) is stand_in:
+            setattr(module, name, original)
+
+
+# --- forks and the end -------------------------------------------------------------------------
+
+
+def _in_child() -> None:
+    """A forked child has no recorder of its own yet; it gets one when it turns to CUDA itself."""
+    global _phase, _lock
+    _lock = _thread.RLock()  # a thread that is not in the child may have held it
+    if _phase in (_IDLE, _ARMED) or _is_without_nanalyze:
+        return
+    try:
+        _unwrap()
+        _phase = _ARMED
+        if "ctypes" in sys.modules:
+            _listen()
+        for name in TRIGGERS:
+            if name in sys.modules and _is_looked_into(name):
+                _watch(name, sys.modules[name])
+    except Exception as error:
+        _say(f"this process may not be recorded: {type(error).__name__}: {error}")
+
+
+def _at_exit() -> None:
+    try:
+        if _phase == _ARMED and _has_context():
+            _say(
+                f"process {os.getpid()} used CUDA, but began in a way that was not noticed: it is not recorded. "
+                "Name the module that brings CUDA with --start-on."
+            )
+        if os.environ.get("NANALYZE_RECORD_PID") == str(os.getpid()):
+            _conclude()
+    except Exception:  # the last line is a courtesy
+        return
+
+
+def _conclude() -> None:
+    """The last line of the job's first process: where the run is and what to do with it."""
+    import json
+
+    request = json.loads(os.environ["NANALYZE_RECORD"])
+    if request["quiet"]:
+        return
+    recorded = _partitions(request, "processes") - request["processes"]
+    shown, noun = request["shown"], "process" if recorded == 1 else "processes"
+    if recorded > 0 and _partitions(request, "kernels") > request["kernels"]:
+        _say(f"recorded {recorded} {noun} into {shown}. Next: nanalyze report {shown}")
+    elif recorded > 0:
+        _say(f"recorded {recorded} {noun} into {shown}, but no kernels. Next: nanalyze info {shown}")
+    elif _is_without_nanalyze:
+        _say(f"nothing was recorded, because {sys.executable} has no nanalyze. Install it there.")
+    else:
+        _say("no process used CUDA, so nothing was recorded")
+
+
+def _partitions(request: dict[str, Any], table: str) -> int:
+    """How many processes have written to `table`."""
+    try:
+        return sum(name.startswith("process=") for name in os.listdir(os.path.join(request["run_dir"], table)))
+    except OSError:
+        return 0
+
+
+def _has_context() -> bool:
+    """Whether this process holds a primary CUDA context; opens neither library nor context."""
+    try:
+        with open("/proc/self/maps") as maps:
+            path = next((line.split(None, 5)[5].strip() for line in maps if "/libcuda.so" in line), None)
+    except OSError:
+        return False
+    if path is None:
+        return False
+    import ctypes
+
+    driver = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+    count, flags, is_active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:  # not initialised: loaded, but never used
+        return False
+    for ordinal in range(count.value):
+        code = driver.cuDevicePrimaryCtxGetState(ordinal, ctypes.byref(flags), ctypes.byref(is_active))
+        if code == 0 and is_active.value:
+            return True
+    return False
+
+
+def _say(message: str) -> None:
+    try:
+        sys.stderr.write(f"nanalyze: {message}\n")
+        sys.stderr.flush()
+    except Exception:  # a closed stderr is nobody's problem
+        return
