@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import catalog, settings, sqltext
+from nanalyze.analysis import attribution, catalog, settings, sqltext
 from nanalyze.rundir.schema import TABLES, Table
 
 TYPES = {"int32": "INTEGER", "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN"}
@@ -39,6 +39,20 @@ def connect(
         connection.close()
         raise
     return connection
+
+
+def fill_attribution(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
+    """Attribute the samples, in place of the empty relations that `connect` made. Raises duckdb.Error."""
+    tables = attribution.attribute(connection, found.extra_columns.get("samples", []))
+    for view, table in tables.items():
+        connection.register(f"made_{view}", table)
+    connection.execute("BEGIN")
+    for view in tables:
+        connection.execute(f"DROP VIEW raw.{view}")
+        connection.execute(f"CREATE TABLE raw.{view} AS SELECT * FROM made_{view}")
+    connection.execute("COMMIT")
+    for view in tables:
+        connection.unregister(f"made_{view}")
 
 
 def _open(found: catalog.Catalog, allow_external: bool) -> duckdb.DuckDBPyConnection:
@@ -72,6 +86,7 @@ def _create_views(
     connection.execute("CREATE SCHEMA raw")
     sources = {table.name: _table_source(table, root, found) for table in TABLES.values()}
     sources.update(_constant_sources(info, found, overrides))
+    sources.update({name: sqltext.empty(columns) for name, columns in attribution.TABLES.items()})
     for view, source in sources.items():
         connection.execute(f"CREATE VIEW raw.{sqltext.name(view)} AS {source}")
     for view in queries.VIEWS:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import catalog, connection, sqltext
+from nanalyze.analysis import attribution, catalog, connection, sqltext
 from nanalyze.rundir import runfile
 from nanalyze.rundir.errors import QueryError, RunError
 
@@ -87,6 +87,7 @@ class Run:
         self._catalog = found
         self._running: duckdb.DuckDBPyConnection | None = None
         self._closed = False
+        self._attributed = not found.shards["samples"]
         self._connection = connection.connect(root, self.info, found, overrides, allow_external)
 
     def sql(self, query: str, parameters: Mapping[str, object] | None = None) -> pd.DataFrame:
@@ -112,6 +113,7 @@ class Run:
         cursor = self._connection_or_error().cursor()
         statement = sqltext.checked(cursor, query)
         self._running = cursor
+        self._attribute(cursor, statement)
         return Batches(self._reader(cursor, statement, parameters, rows), self._query_error)
 
     def query(self, name: str, **parameters: object) -> pd.DataFrame:
@@ -136,6 +138,26 @@ class Run:
     def counters(self) -> pd.DataFrame:
         """Hardware counters of each kernel class, per launch."""
         return self.sql("SELECT * FROM counters ORDER BY kernel_class_id, counter")
+
+    def attribution(self) -> pd.DataFrame:
+        """Rate of each sampled counter in each kernel class, with its interval, by device and group."""
+        return self.sql(
+            "SELECT * FROM attribution ORDER BY device, counter_group, counter, time_ns DESC, term, kernel_class_id"
+        )
+
+    def attribution_windows(self) -> pd.DataFrame:
+        """The same in windows of time, so that a drifting job shows its drift."""
+        return self.sql(
+            "SELECT * FROM attribution_windows ORDER BY device, counter_group, counter, start_ns, term, kernel_class_id"
+        )
+
+    def attribution_quality(self) -> pd.DataFrame:
+        """How well the attribution predicts samples it has not seen, by device, group and counter."""
+        return self.sql("SELECT * FROM attribution_quality ORDER BY device, counter_group, counter")
+
+    def sampled_against_exact(self) -> pd.DataFrame:
+        """Counters that were both sampled and measured exactly, side by side."""
+        return self.sql("SELECT * FROM sampled_against_exact ORDER BY counter, time_share DESC, kernel_class_id")
 
     def kernels(self) -> pd.DataFrame:
         """Every launch by start, untimed ones last: of a long run, select with `sql` instead."""
@@ -196,6 +218,19 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<nanalyze run {str(self.path)!r}, damage {self.damage_count}>"
+
+    def _attribute(self, cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
+        """Attribute the samples before the first query that needs it: seconds, for a run of an hour minutes."""
+        if self._attributed or not queries.named_in(statement) & queries.users_of(tuple(attribution.TABLES)):
+            return
+        try:
+            with cursor.cursor() as own:
+                self._running = own
+                connection.fill_attribution(own, self._catalog)
+        except duckdb.Error as error:
+            raise self._query_error(error) from error
+        self._running = cursor
+        self._attributed = True
 
     def _connection_or_error(self) -> duckdb.DuckDBPyConnection:
         if self._closed:

@@ -7,6 +7,7 @@ compared with what DuckDB says of the file by a test.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -31,11 +32,16 @@ VIEWS = (
     "_exact_durations",
     "_launches",
     "kernels",
+    "attribution",
+    "attribution_windows",
+    "attribution_quality",
     "_counter_values",
+    "_exact_counters",
     "_counters",
     "counters",
     "graph_counters",
     "_class_totals",
+    "sampled_against_exact",
     "_class_counters",
     "_occupancy",
     "_evidence",
@@ -96,6 +102,27 @@ def query(name: str) -> Query:
     if name not in query_names():
         raise KeyError(name)
     return parse(name, files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8"))
+
+
+@cache
+def users_of(relations: tuple[str, ...]) -> frozenset[str]:
+    """Views that read any of `relations` of schema `raw`, directly or through others."""
+    found: set[str] = set()
+    for name in VIEWS:
+        words = _words(view(name).sql)
+        if any(f"raw.{relation}" in words for relation in relations) or words & found:
+            found.add(name)
+    return frozenset(found)
+
+
+def named_in(statement: str) -> frozenset[str]:
+    """Views that an SQL statement may read: their names stand in it."""
+    return frozenset(_words(statement) & set(VIEWS))
+
+
+def _words(sql: str) -> set[str]:
+    code = re.sub(r"--[^\n]*", "", sql)
+    return set(re.findall(r"\w+", code)) | set(re.findall(r"\braw\.\w+", code))
 
 
 def parse(name: str, text: str) -> Query:

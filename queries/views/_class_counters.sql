@@ -3,6 +3,8 @@
 -- Columns:
 --   kernel_class_id    BIGINT  -             Which kernel with which shape.
 --   launches_measured  BIGINT  launches      With compute_pct; with any counter where that is missing.
+--   method             VARCHAR  -            Of the two percentages; sampled where one of them is.
+--   parts_missing      VARCHAR  -            Their parts that were not sampled, comma-separated.
 --   compute_low_pct    DOUBLE  %             Lower end of the 95 % interval; the value itself for one launch.
 --   compute_high_pct   DOUBLE  %             Upper end.
 --   memory_low_pct     DOUBLE  %             Lower end of the 95 % interval; the value itself for one launch.
@@ -44,18 +46,15 @@
 --   tensor_fp8_ops     DOUBLE  OP            Tensor operations on FP8 inputs.
 --   tensor_int8_ops    DOUBLE  OP            Tensor operations on INT8 inputs.
 --   tensor_fp64_ops    DOUBLE  OP            Tensor operations on FP64 inputs.
-WITH bounded AS (
-    SELECT
-        c.kernel_class_id, c.counter, c.value, c.launches,
-        -- Student's t from 3 launches on; two launches say no more than their own span.
-        CASE WHEN c.launches < 3 THEN c.lowest ELSE greatest(c.value - t.quantile * c.standard_error, 0) END AS low,
-        CASE WHEN c.launches < 3 THEN c.highest ELSE c.value + t.quantile * c.standard_error END AS high
-    FROM _counters AS c
-    LEFT JOIN raw.student_t AS t ON t.degrees = least(c.launches - 1, 30)
-)
 SELECT
     kernel_class_id,
     COALESCE(max(CASE WHEN counter = 'compute_pct' THEN launches END), max(launches)) AS launches_measured,
+    max(CASE WHEN counter IN ('compute_pct', 'memory_pct') THEN method END) AS method,
+    NULLIF(concat_ws(
+        ', ',
+        max(CASE WHEN counter = 'compute_pct' THEN missing END),
+        max(CASE WHEN counter = 'memory_pct' THEN missing END)
+    ), '') AS parts_missing,
     max(CASE WHEN counter = 'compute_pct' THEN low END) AS compute_low_pct,
     max(CASE WHEN counter = 'compute_pct' THEN high END) AS compute_high_pct,
     max(CASE WHEN counter = 'memory_pct' THEN low END) AS memory_low_pct,
@@ -97,5 +96,5 @@ SELECT
     max(CASE WHEN counter = 'tensor_fp8_ops' THEN value END) AS tensor_fp8_ops,
     max(CASE WHEN counter = 'tensor_int8_ops' THEN value END) AS tensor_int8_ops,
     max(CASE WHEN counter = 'tensor_fp64_ops' THEN value END) AS tensor_fp64_ops
-FROM bounded
+FROM _counters
 GROUP BY kernel_class_id

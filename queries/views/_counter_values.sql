@@ -21,5 +21,7 @@ SELECT
 FROM exact AS e
 LEFT JOIN counter_metrics AS m ON m.metric = e.metric
 WHERE e.value BETWEEN 0 AND 1e30
-    -- DuckDB drops a range check that Parquet's statistics make redundant, and those leave NaN out.
+    -- DuckDB drops a range check that Parquet's statistics make redundant, and those leave NaN out;
+    -- 2.0 folds isnan() by them too, and the text where they say it is constant, but not both.
     AND NOT isnan(e.value)
+    AND lower(CAST(e.value AS VARCHAR)) <> 'nan'

@@ -8,6 +8,9 @@
 --   launches_untimed           BIGINT   launches  Those whose duration is not known.
 --   launches_in_graphs         BIGINT   launches  Those that came from a CUDA graph.
 --   launches_measured          BIGINT   launches  Those with counters.
+--   method                     VARCHAR  -         exact, imported or sampled: the speed of light.
+--   parts_missing              VARCHAR  -         Its parts that were not sampled, comma-separated.
+--   merged_terms               BIGINT   -         Where samples cannot tell the class apart: of how many terms it is.
 --   total_ns                   BIGINT   ns        Sum of the known durations.
 --   mean_ns                    DOUBLE   ns        Mean of the known durations.
 --   measured_ns                DOUBLE   ns        Mean duration of the launches with counters.
@@ -60,6 +63,12 @@ communication AS (
         -- Only the function's own name counts, not its arguments.
         ON regexp_matches(regexp_replace(replace(k.name, '(anonymous namespace)::', ''), '[<(].*', ''), p.pattern)
 ),
+merged AS (
+    SELECT kernel_class_id, max(merged_terms) AS merged_terms
+    FROM raw.attribution
+    WHERE NOT is_told_apart AND kernel_class_id IS NOT NULL
+    GROUP BY kernel_class_id
+),
 gathered AS (
     SELECT
         i.kernel_class_id,
@@ -69,6 +78,7 @@ gathered AS (
         COALESCE(t.launches_untimed, 0) AS launches_untimed,
         COALESCE(t.launches_in_graphs, 0) AS launches_in_graphs,
         COALESCE(c.launches_measured, 0) AS launches_measured,
+        a.merged_terms,
         t.total_ns, t.mean_ns,
         c.* EXCLUDE (kernel_class_id, launches_measured),
         o.theoretical_occupancy_pct, o.occupancy_limiter, o.waves, o.sm_count
@@ -77,6 +87,7 @@ gathered AS (
     LEFT JOIN communication AS m ON m.kernel_class_id = i.kernel_class_id
     LEFT JOIN _class_totals AS t ON t.kernel_class_id = i.kernel_class_id
     LEFT JOIN _class_counters AS c ON c.kernel_class_id = i.kernel_class_id
+    LEFT JOIN merged AS a ON a.kernel_class_id = i.kernel_class_id
     LEFT JOIN _occupancy AS o ON o.kernel_class_id = i.kernel_class_id
 ),
 ranked AS (
@@ -105,6 +116,7 @@ levelled AS (
 SELECT
     kernel_class_id, kernel, is_communication,
     launches, launches_untimed, launches_in_graphs, launches_measured,
+    method, parts_missing, merged_terms,
     total_ns, mean_ns, duration_ns AS measured_ns, sm_clock_hz,
     compute_pct, compute_low_pct, compute_high_pct, memory_pct, memory_low_pct, memory_high_pct,
     dram_pct, l2_pct, l1_pct,

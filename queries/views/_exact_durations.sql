@@ -10,6 +10,8 @@ WHERE scope = 'kernel'
     AND metric = 'gpu__time_duration.sum'
     AND correlation_id IS NOT NULL
     AND value BETWEEN 0 AND 1e15
-    -- DuckDB drops a range check that Parquet's statistics make redundant, and those leave NaN out.
+    -- DuckDB drops a range check that Parquet's statistics make redundant, and those leave NaN out;
+    -- 2.0 folds isnan() by them too, and the text where they say it is constant, but not both.
     AND NOT isnan(value)
+    AND lower(CAST(value AS VARCHAR)) <> 'nan'
 GROUP BY process, correlation_id

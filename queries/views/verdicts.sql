@@ -4,7 +4,8 @@
 -- 1. communication: the kernel's own name matches one of communication_patterns.
 -- 2. Where compute_pct or memory_pct was not measured: launch if the mean duration is below
 --    launch_ns and most launches came from no graph, else undetermined.
--- 3. launch: the same, and both percentages are below low_pct.
+-- 3. launch: the same, and both percentages are below low_pct. Not for runs imported from Nsight
+--    Compute: their verdicts are those of its own rule, which knows no such case.
 -- 4. Nsight Compute's speed-of-light rule (SpeedOfLight.py, 2025), which is, for compute c and memory m:
 --    a. c >= high_pct or m >= high_pct: bound by the larger, compute if they are equal;
 --    b. c < low_pct and m < low_pct: latency, by a small grid if waves < min_waves;
@@ -85,7 +86,7 @@ WITH limits AS (
 evidence AS (
     SELECT
         e.*, l.*,
-        r.source = 'recorder' AS is_recorded,
+        r.source = 'ncu' AS is_from_ncu,
         e.mean_ns < l.launch_ns AND 2 * e.launches_in_graphs < e.launches AS is_short,
         e.compute_pct IS NULL OR e.memory_pct IS NULL AS is_unmeasured
     FROM _evidence AS e
@@ -140,7 +141,8 @@ decided AS (
         CASE
             WHEN e.is_communication THEN 'communication'
             WHEN e.is_unmeasured THEN CASE WHEN e.is_short THEN 'launch' ELSE 'undetermined' END
-            WHEN e.is_short AND e.compute_pct < e.low_pct AND e.memory_pct < e.low_pct THEN 'launch'
+            WHEN e.is_short AND NOT e.is_from_ncu AND e.compute_pct < e.low_pct AND e.memory_pct < e.low_pct
+                THEN 'launch'
             WHEN NOT r.is_certain THEN 'undetermined'
             ELSE r.label
         END AS bound,
@@ -151,6 +153,7 @@ decided AS (
                     CASE WHEN e.compute_pct IS NULL THEN 'compute_pct' END,
                     CASE WHEN e.memory_pct IS NULL THEN 'memory_pct' END
                 )
+            WHEN NOT e.is_communication AND NOT r.is_certain THEN e.parts_missing
         END AS missing,
         -- Another part, or one that was not measured, may be the busiest, unless this one comes near the total.
         CASE WHEN e.top_level_pct >= e.memory_pct - e.lead_pct THEN e.top_level END AS level,
@@ -186,6 +189,11 @@ explained AS (
                     ' us), about the cost of a launch; compute ', compute_text, ', memory ', memory_text,
                     ' of peak (both < ', low_text, ' %)'
                 )
+            WHEN bound = 'undetermined' AND is_unmeasured AND merged_terms > 1
+                THEN concat(
+                    'not measured: ', missing, '; the samples cannot tell it apart from ',
+                    CAST(merged_terms - 1 AS VARCHAR), ' other kernels that always run along with it'
+                )
             WHEN bound = 'undetermined' AND is_unmeasured THEN concat('not measured: ', missing)
             WHEN bound = 'undetermined'
                 THEN concat(
@@ -194,7 +202,8 @@ explained AS (
                     CAST(round(compute_high_pct, 1) AS VARCHAR), '), memory ', memory_text,
                     ' (', CAST(round(memory_low_pct, 1) AS VARCHAR), ' to ',
                     CAST(round(memory_high_pct, 1) AS VARCHAR), ') over ',
-                    CAST(launches_measured AS VARCHAR), ' launches'
+                    CAST(launches_measured AS VARCHAR), ' launches',
+                    CASE WHEN parts_missing IS NULL THEN '' ELSE concat('; not sampled: ', parts_missing) END
                 )
             WHEN bound = 'memory'
                 THEN concat(
@@ -260,10 +269,7 @@ SELECT
     bound,
     CASE bound WHEN 'memory' THEN level WHEN 'compute' THEN pipe END AS level_or_pipe,
     compute_pct, memory_pct, occupancy_pct,
-    CASE
-        WHEN COALESCE(compute_pct, memory_pct) IS NOT NULL
-            THEN CASE WHEN is_recorded THEN 'exact' ELSE 'imported' END
-    END AS method,
+    method,
     CASE
         WHEN highest_pct > over_peak_pct
             THEN concat(

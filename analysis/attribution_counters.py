@@ -1,0 +1,341 @@
+"""From rates of sampled columns to the counters of each kernel class, with intervals.
+
+A `Quantity` carries, beside its values, how much each block of samples moves them. Sums and ratios of
+quantities carry that along (the delta method), so counters that noise moves together, such as
+warps and active cycles of the same samples, have the interval of their ratio and not a wider one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nanalyze.analysis import settings
+from nanalyze.analysis.attribution_normal import Equations
+from nanalyze.analysis.attribution_solve import Array, Fit
+from nanalyze.rundir import counters, sampled
+
+# A part that stays below it changes no verdict, so it need not be named as missing.
+_MATTERS = next(setting.value for setting in settings.SETTINGS if setting.name == "low_pct")
+
+
+@dataclass
+class Properties:
+    """What a device can do; NaN where it is not known. Clock readings are (ns, Hz)."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    sm_clock: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
+    memory_clock: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
+
+    def __getitem__(self, name: str) -> float:
+        return self.values.get(name, math.nan)
+
+
+@dataclass
+class Quantity:
+    """Values (K,), influence by fit {fit: (B, K)} and Student's degrees of freedom (K,); NaN where unknown."""
+
+    value: Array
+    influence: dict[int, Array]
+    degrees: Array
+
+    @property
+    def standard_error(self) -> Array:
+        total = np.zeros_like(self.value)
+        for part in self.influence.values():
+            total = total + np.square(part).sum(axis=0)
+        return np.sqrt(total)
+
+    def scaled(self, factor: Array | float) -> Quantity:
+        """Times a known factor, one or one a class."""
+        return Quantity(self.value * factor, {f: part * factor for f, part in self.influence.items()}, self.degrees)
+
+    def plus(self, other: Quantity) -> Quantity:
+        return Quantity(
+            self.value + other.value, _added(self.influence, other.influence), np.fmin(self.degrees, other.degrees)
+        )
+
+    def over(self, other: Quantity) -> Quantity:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(other.value > 0, self.value / other.value, np.nan)
+            above = {f: part / other.value for f, part in self.influence.items()}
+            below = {f: -part * ratio / other.value for f, part in other.influence.items()}
+        return Quantity(ratio, _added(above, below), np.fmin(self.degrees, other.degrees))
+
+
+def _added(first: Mapping[int, Array], second: Mapping[int, Array]) -> dict[int, Array]:
+    total = dict(first)
+    for number, part in second.items():
+        total[number] = total[number] + part if number in total else part
+    return total
+
+
+@dataclass(frozen=True)
+class Value:
+    """One counter of one kernel class, with its 95 % interval; `missing` names parts that were not sampled."""
+
+    value: float
+    standard_error: float | None
+    low: float
+    high: float
+    missing: str | None = None
+
+
+def quantile(degrees: Array) -> Array:
+    """Two-sided 95 % quantile of Student's t: the table, and beyond it 1.96 + 2.4 / degrees (within 0.1 %)."""
+    table = np.array(settings.STUDENT_T)
+    whole = np.floor(np.nan_to_num(degrees, nan=1.0)).clip(1, len(table)).astype(int)
+    return np.where(degrees > len(table), 1.96 + 2.4 / np.maximum(degrees, 1), table[whole - 1])
+
+
+@dataclass
+class DeviceRates:
+    """All fits of one device, and the kernel classes that at least one of them can tell apart."""
+
+    equations: Sequence[Equations]
+    fits: Sequence[Fit]
+    properties: Properties
+
+    def __post_init__(self) -> None:
+        terms = self.equations[0].terms
+        self.classes = [number for number, term in enumerate(terms) if term.kind == "kernel"]
+        self.identifiers = [terms[number].kernel_class_id for number in self.classes]
+        self.launches = [terms[number].launches for number in self.classes]
+        self.mean_ms = np.array([terms[number].mean_ns for number in self.classes]) / 1e6
+        self._time = [equation.time_ms.sum(axis=0)[self.classes] for equation in self.equations]
+        self._alone = [self._positions(fit) for fit in self.fits]
+
+    def _positions(self, fit: Fit) -> Array:
+        """Position of each class in the fit; NaN where it was merged, or ran in too few blocks for an error."""
+        usable = np.isfinite(fit.standard_error).min(axis=1).tolist()
+        place = {members[0]: at for at, members in enumerate(fit.members) if len(members) == 1 and usable[at]}
+        return np.array([place.get(number, np.nan) for number in self.classes])
+
+    @property
+    def time_ms(self) -> Array:
+        """Sampled time of each class, over all groups."""
+        total: Array = np.sum(self._time, axis=0)
+        return total
+
+    @property
+    def is_told_apart(self) -> NDArray[np.bool_]:
+        """Whether a rate of the class alone is known from any group."""
+        missing = np.isnan(np.array(self._alone))
+        return np.asarray(~missing.all(axis=0), dtype=np.bool_)
+
+    def rate(self, column: str, beside: str | None = None) -> Quantity | None:
+        """Rate per ms of a sampled column, over all groups that have it (and `beside`, if any has both)."""
+        having = [f for f, e in enumerate(self.equations) if column in e.counters]
+        both = [f for f in having if beside in self.equations[f].counters]
+        having = both if beside is not None and both else having
+        weights = {f: np.where(np.isnan(self._alone[f]), 0.0, self._time[f]) for f in having}
+        total = np.sum(list(weights.values()), axis=0) if having else np.zeros(len(self.classes))
+        if not np.any(total > 0):
+            return None
+        result: Quantity | None = None
+        for f in having:
+            part = self._rate_in(f, self.equations[f].counters.index(column))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                part = part.scaled(np.where(total > 0, weights[f] / total, np.nan))
+            result = part if result is None else result.plus(part)
+        return result
+
+    def _rate_in(self, f: int, counter: int) -> Quantity:
+        fit, alone = self.fits[f], self._alone[f]
+        known = ~np.isnan(alone)
+        at = alone[known].astype(int)
+        value, degrees = np.zeros(len(alone)), np.full(len(alone), np.nan)
+        influence = np.zeros((len(fit.influence), len(alone)))
+        value[known], degrees[known] = fit.rate[at, counter], fit.degrees[at]
+        influence[:, known] = fit.influence[:, at, counter]
+        return Quantity(value, {f: influence}, degrees)
+
+    def clock_ghz(self) -> Array:
+        """SM clock while each class ran: counted where cycles were sampled, else NVML's readings."""
+        return self._over_time(self._block_clock)
+
+    def memory_clock_hz(self) -> Array:
+        """Memory clock while each class ran, from NVML's readings."""
+        return self._over_time(lambda equation: _read(self.properties.memory_clock, equation))
+
+    def _block_clock(self, equation: Equations) -> Array:
+        if "sm_cycles_elapsed" in equation.counters:
+            cycles = equation.total[:, equation.counters.index("sm_cycles_elapsed")]
+            if np.any(cycles > 0):
+                return np.asarray(cycles / equation.elapsed_ns / self.properties["sm_count"])
+        return _read(self.properties.sm_clock, equation) / 1e9
+
+    def _over_time(self, by_block: Callable[[Equations], Array]) -> Array:
+        weighted, time = np.zeros(len(self.classes)), np.zeros(len(self.classes))
+        for equation in self.equations:
+            value, spent = by_block(equation), equation.time_ms[:, self.classes]
+            known = ~np.isnan(value)
+            weighted += value[known] @ spent[known]
+            time += spent[known].sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(time > 0, weighted / time, np.nan)
+
+
+def _read(readings: tuple[Array, Array], equation: Equations) -> Array:
+    """Readings at the middle of each block; NaN without any."""
+    at, value = readings
+    middle = (equation.start_ns + equation.end_ns) / 2
+    return np.interp(middle, at, value) if len(at) else np.full(len(middle), np.nan)
+
+
+# --- formulas --------------------------------------------------------------------------------------
+
+
+def derived(rates: DeviceRates) -> dict[str, list[Value | None]]:
+    """Counters by name, one value a class of `rates.classes`."""
+    found: dict[str, list[Value | None]] = {}
+    for formula in sampled.FORMULAS:
+        if formula.counter not in found:
+            quantity = _evaluated(formula, rates)
+            if quantity is not None:
+                found[formula.counter] = _values(quantity, formula.counter.endswith("_pct"))
+    _speed_of_light(found, "compute_pct", sampled.COMPUTE_PARTS, rates, ("pipe_issue_pct",))
+    _speed_of_light(found, "memory_pct", sampled.MEMORY_PARTS, rates, ("dram_pct", "l2_pct"))
+    _pipe_rates(found, rates)
+    apart = rates.is_told_apart.tolist()
+    clocks = zip(rates.clock_ghz(), apart, strict=True)
+    found["duration_ns"] = [_certain(1e6 * ms) if a else None for ms, a in zip(rates.mean_ms, apart, strict=True)]
+    found["sm_clock_hz"] = [_certain(1e9 * ghz) if a and not np.isnan(ghz) else None for ghz, a in clocks]
+    return found
+
+
+def unit_of(counter: str) -> str | None:
+    """Unit of a derived counter."""
+    for rate in sampled.PIPE_RATES:
+        if rate.counter == counter:
+            return rate.unit
+    return counters.BY_NAME[counter].unit if counter in counters.BY_NAME else None
+
+
+def _evaluated(formula: sampled.Formula, rates: DeviceRates) -> Quantity | None:
+    column = formula.denominator if formula.denominator in sampled.BY_COLUMN else None
+    parts = [rates.rate(name, column) for name in formula.numerator]
+    if any(part is None for part in parts):
+        return None
+    result = parts[0]
+    assert result is not None  # there is at least one numerator
+    for part in parts[1:]:
+        result = result.plus(part)  # type: ignore[arg-type]
+    scale = formula.scale
+    if formula.per_warp_slot:
+        scale *= rates.properties["warp_size"] / rates.properties["threads_per_sm_max"]
+    if column is not None:
+        below = rates.rate(column, formula.numerator[0])
+        return None if below is None else result.over(below).scaled(scale)
+    return result.scaled(scale * _known_denominator(formula.denominator, rates))
+
+
+def _known_denominator(name: str, rates: DeviceRates) -> Array | float:
+    """What to multiply a rate per ms with."""
+    own = rates.properties
+    if name == "launch":
+        return rates.mean_ms
+    if name == "time":
+        return 1e-6
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if name == "sm_cycles":
+            return 1e-6 / (own["sm_count"] * rates.clock_ghz())
+        peak = own["dram_peak_bytes_per_s"] * rates.memory_clock_hz() / own["memory_clock_max_hz"]
+        return 1e3 / peak
+
+
+def _values(quantity: Quantity, is_pct: bool) -> list[Value | None]:
+    error = quantity.standard_error
+    reach = quantile(quantity.degrees) * error
+    rows = zip(quantity.value.tolist(), error.tolist(), reach.tolist(), strict=True)
+    return [_value(value, own, wide, is_pct) for value, own, wide in rows]
+
+
+def _value(value: float, error: float, reach: float, is_pct: bool) -> Value | None:
+    """None where the value is unknown or its error unbounded."""
+    if not (math.isfinite(value) and math.isfinite(reach)):
+        return None
+    low, high = max(value - reach, 0.0), value + reach
+    if is_pct and low <= 100:  # more than all is noise unless the whole interval says so
+        value, high = min(value, 100.0), min(high, 100.0)
+    return Value(value, error, low, high)
+
+
+def _certain(value: float) -> Value:
+    return Value(value, None, value, value)
+
+
+def _speed_of_light(
+    found: dict[str, list[Value | None]],
+    name: str,
+    parts: Sequence[sampled.Part],
+    rates: DeviceRates,
+    needed: Sequence[str],
+) -> None:
+    """The busiest part; one that was not sampled can lie anywhere up to what the issue slots allow."""
+    if not all(part in found for part in needed):
+        return
+    result: list[Value | None] = []
+    for at in range(len(rates.classes)):
+        values = {part.counter: found[part.counter][at] for part in parts if part.counter in found}
+        known = {part: value for part, value in values.items() if value is not None}
+        result.append(_busiest(known, parts, rates.properties) if all(part in known for part in needed) else None)
+    found[name] = result
+
+
+def _busiest(known: Mapping[str, Value], parts: Sequence[sampled.Part], properties: Properties) -> Value:
+    top = max(known.values(), key=lambda value: value.value)
+    high = max(value.high for value in known.values())
+    missing = []
+    issue = known.get("pipe_issue_pct")
+    for part in parts:
+        if part.counter not in known:
+            limit = _limit(part, issue, properties)
+            high = max(high, limit)
+            if limit >= _MATTERS:
+                missing.append(part.counter)
+    names = ", ".join(missing) or None
+    return Value(top.value, top.standard_error, max(value.low for value in known.values()), high, names)
+
+
+def _limit(part: sampled.Part, issue: Value | None, properties: Properties) -> float:
+    """The most that a part can be busy, in percent."""
+    slots = properties[part.slots] / 64 if isinstance(part.slots, str) else part.slots
+    if issue is None or slots is None or not slots > 0:
+        return 100.0
+    return min(issue.high * 4 / slots, 100.0)
+
+
+def _pipe_rates(found: dict[str, list[Value | None]], rates: DeviceRates) -> None:
+    clock = rates.clock_ghz()
+    for rate in sampled.PIPE_RATES:
+        if rate.pipe not in found:
+            continue
+        factors = rates.properties["sm_count"] * clock * 1e6 * rates.mean_ms * rates.properties[rate.rate] / 100
+        found[rate.counter] = [
+            None if value is None or value.standard_error is None or not math.isfinite(factor)
+            else Value(value.value * factor, value.standard_error * factor, value.low * factor, value.high * factor)
+            for value, factor in zip(found[rate.pipe], factors.tolist(), strict=True)
+        ]  # fmt: skip
+
+
+def combined(values: Sequence[tuple[float, Value]]) -> Value:
+    """Of several devices, by time: (time, value). Their intervals are added, which is never too narrow."""
+    total = sum(time for time, _ in values)
+    shares = [(time / total, value) for time, value in values]
+    errors = [value.standard_error for _, value in values]
+    error = None
+    if all(e is not None for e in errors):
+        error = math.sqrt(sum((s * (v.standard_error or 0.0)) ** 2 for s, v in shares))
+    missing = sorted({name for _, v in shares if v.missing for name in v.missing.split(", ")})
+    return Value(
+        sum(s * v.value for s, v in shares),
+        error,
+        sum(s * v.low for s, v in shares),
+        sum(s * v.high for s, v in shares),
+        ", ".join(missing) or None,
+    )

@@ -1,0 +1,301 @@
+"""Rates from normal equations: non-negative least squares, robust errors, terms told apart or not.
+
+Everything here works on sums over blocks of samples (`Blocks`), never on the samples: the sums are all
+that least squares needs, and a block is the unit of resampling for the standard errors and of the
+leave-out check. docs/attribution.md derives it.
+
+Letters as in that document: B blocks, P terms (kernel classes, copies, idle), C counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Indices = NDArray[np.intp]
+
+# A misfit of the model is amplified by the root of the variance inflation and no standard error
+# covers that: at 100 a misfit of 1 % becomes 10 %.
+INFLATION_LIMIT = 100.0
+# Blocks noisier than this multiple of the median block count by that much less.
+HEAVY = 10.0
+RIDGE = 1e-12
+
+
+@dataclass
+class Blocks:
+    """Weighted sums over the samples of each block.
+
+    gram (B, P, P): x x'; moment (B, P, C): x y; square (B, C): y y; flat (B, C): y times the sample's
+    length; length (B,): the length squared; samples (B,). x in ms, y as counted.
+    """
+
+    gram: Array
+    moment: Array
+    square: Array
+    flat: Array
+    length: Array
+    samples: Array
+
+    def take(self, which: Flags | Indices) -> Blocks:
+        """These blocks only."""
+        return Blocks(
+            self.gram[which], self.moment[which], self.square[which], self.flat[which], self.length[which],
+            self.samples[which],
+        )  # fmt: skip
+
+    def merged(self, members: Sequence[Sequence[int]]) -> Blocks:
+        """With the terms of each of `members` added into one."""
+        alone = [terms[0] for terms in members]
+        gram = self.gram[:, alone][:, :, alone]
+        moment = self.moment[:, alone]
+        if any(len(terms) > 1 for terms in members):
+            mixing = np.zeros((self.gram.shape[1], len(members)))
+            for group, terms in enumerate(members):
+                mixing[list(terms), group] = 1
+            gram = np.matmul(mixing.T, _times(self.gram, mixing))
+            moment = np.matmul(mixing.T, self.moment)
+        return Blocks(gram, moment, self.square, self.flat, self.length, self.samples)
+
+
+def _times(gram: Array, matrix: Array) -> Array:
+    """`gram` (B, P, P) times `matrix` (P, N) as one product: BLAS threads cost more than B small ones are worth."""
+    blocks, terms, _ = gram.shape
+    product: Array = (gram.reshape(blocks * terms, terms) @ matrix).reshape(blocks, terms, -1)
+    return product
+
+
+@dataclass
+class Fit:
+    """Rates per ms (P, C), their influence by block (B, P, C) and what belongs to them.
+
+    The variance of a rate is the sum of its squared influences over blocks, the covariance of two
+    the sum of their products. `degrees` (P,) is Student's, from the blocks in which the term ran.
+    """
+
+    rate: Array
+    influence: Array
+    degrees: Array
+    at_zero: Flags
+    inflation: Array
+    explained: Array
+    members: list[list[int]] = field(default_factory=list)
+
+    @property
+    def standard_error(self) -> Array:
+        error: Array = np.sqrt(np.square(self.influence).sum(axis=0))
+        return error
+
+
+def fit(blocks: Blocks, limit: float = INFLATION_LIMIT) -> Fit:
+    """Rates of all terms, those that cannot be told apart merged: `members` lists the merged terms.
+
+    Terms that never ran belong to no member. Raises nothing: too few blocks give infinite errors.
+    """
+    members = told_apart(blocks.gram.sum(axis=0), limit)
+    return fit_members(blocks, members)
+
+
+def fit_members(blocks: Blocks, members: list[list[int]]) -> Fit:
+    """The same with the merging given; members that never ran are left out."""
+    ran = np.einsum("bpp->p", blocks.gram) > 0
+    members = [group for group in members if ran[group].any()]
+    merged = blocks.merged(members)
+    weights = _weights(merged)
+    gram, moment = _total(merged, weights)
+    rate = nonnegative(gram, moment)
+    influence, degrees = _influence(merged, weights, gram, rate)
+    inflation, _ = _inflation(gram)
+    return Fit(rate, influence, degrees, rate <= 0, inflation, explained(merged), members)
+
+
+def _total(blocks: Blocks, weights: Array) -> tuple[Array, Array]:
+    """Gram matrix and moments over all blocks; `weights` (B, C) are by counter, the gram so too (C, P, P)."""
+    if (weights == 1).all():
+        total = blocks.gram.sum(axis=0)
+        gram = np.broadcast_to(total, (weights.shape[1], *total.shape))
+    else:
+        shape = blocks.gram.shape
+        gram = (weights.T @ blocks.gram.reshape(shape[0], -1)).reshape(-1, *shape[1:])
+    return gram, np.einsum("bpc,bc->pc", blocks.moment, weights)
+
+
+# --- which terms can be told apart -----------------------------------------------------------------
+
+
+def _inflation(gram: Array) -> tuple[Array, Array]:
+    """Variance inflation of each term (P,) and the inverse of the scaled gram matrix (P, P)."""
+    first = gram[0] if gram.ndim == 3 else gram
+    scale = np.sqrt(np.diag(first).clip(min=1e-300))
+    scaled = first / np.outer(scale, scale)
+    inverse = np.linalg.pinv(scaled + RIDGE * np.eye(len(scaled)), hermitian=True, rcond=1e-14)
+    return np.diag(inverse).copy(), inverse
+
+
+def told_apart(gram: Array, limit: float) -> list[list[int]]:
+    """Groups of terms, merged pairwise until no group's variance inflation exceeds `limit`.
+
+    The worst goes together with the one whose time follows its own most closely once all others
+    are accounted for.
+    """
+    members = [[term] for term in np.flatnonzero(np.diag(gram) > 0).tolist()]
+    current = gram[np.ix_([m[0] for m in members], [m[0] for m in members])]
+    while len(members) > 1:
+        inflation, inverse = _inflation(current)
+        worst = int(np.argmax(inflation))
+        if inflation[worst] <= limit:
+            break
+        follows = -inverse[worst] / np.sqrt((inverse[worst, worst] * np.diag(inverse)).clip(min=1e-300))
+        # What stands in for the worst may enter with either sign.
+        follows = np.abs(follows)
+        follows[worst] = -1
+        first, second = sorted((worst, int(np.argmax(follows))))
+        members[first] = members[first] + members.pop(second)
+        current[first] += current[second]
+        current[:, first] += current[:, second]
+        current = np.delete(np.delete(current, second, axis=0), second, axis=1)
+    return members
+
+
+# --- rates -----------------------------------------------------------------------------------------
+
+
+def nonnegative(gram: Array, moment: Array) -> Array:
+    """Non-negative least squares for each counter: `gram` (C, P, P), `moment` (P, C) to rates (P, C).
+
+    Block principal pivoting on the normal equations (Portugal, Judice and Vicente 1994): it starts
+    from the unconstrained solution, so it takes few steps where few rates are zero, and needs no scipy.
+    """
+    rates = np.zeros_like(moment)
+    for counter in range(moment.shape[1]):
+        scale = np.sqrt(np.diag(gram[counter]).clip(min=1e-300))
+        scaled = gram[counter] / np.outer(scale, scale) + RIDGE * np.eye(len(scale))
+        rates[:, counter] = _pivot(scaled, moment[:, counter] / scale) / scale
+    return rates
+
+
+def _solved(matrix: Array, right: Array) -> Array:
+    """matrix^-1 right; the least squares where a part of the samples leaves terms undetermined."""
+    try:
+        return np.asarray(np.linalg.solve(matrix, right), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return np.asarray(np.linalg.lstsq(matrix, right, rcond=None)[0], dtype=np.float64)
+
+
+def _pivot(gram: Array, moment: Array) -> Array:
+    size = len(moment)
+    free = np.ones(size, dtype=bool)
+    tolerance = 1e-9 * max(float(np.abs(moment).max(initial=0.0)), 1e-300)
+    fewest, chances = size + 1, 3
+    rate = np.zeros(size)
+    for _ in range(10 * size + 20):
+        rate = np.zeros(size)
+        rate[free] = _solved(gram[np.ix_(free, free)], moment[free])
+        slope = gram @ rate - moment
+        wrong = (free & (rate < 0)) | (~free & (slope < -tolerance))
+        count = int(wrong.sum())
+        if count == 0:
+            break
+        if count < fewest:
+            fewest, chances = count, 3
+        elif chances > 0:
+            chances -= 1
+        else:  # one at a time cannot cycle
+            last = int(np.flatnonzero(wrong)[-1])
+            wrong = np.zeros(size, dtype=bool)
+            wrong[last] = True
+        free ^= wrong
+    return rate.clip(min=0)
+
+
+def _weights(blocks: Blocks) -> Array:
+    """Weight of each block for each counter (B, C): 1, less where its misfit is far above the median."""
+    ones = np.ones_like(blocks.square)
+    gram, moment = _total(blocks, ones)
+    misfit = _misfit(blocks, nonnegative(gram, moment)) / blocks.samples[:, None].clip(min=1)
+    usual = np.median(misfit, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        weights = np.where((misfit > HEAVY * usual) & (usual > 0), HEAVY * usual / misfit, 1.0)
+    return np.asarray(weights, dtype=np.float64)
+
+
+def _misfit(blocks: Blocks, rate: Array) -> Array:
+    """Sum of squared residuals of each block and counter (B, C)."""
+    predicted = np.einsum("bpc,pc->bc", blocks.moment, rate)
+    quadratic = np.einsum("pc,bpc->bc", rate, _times(blocks.gram, rate))
+    result: Array = (blocks.square - 2 * predicted + quadratic).clip(min=0)
+    return result
+
+
+# --- errors ----------------------------------------------------------------------------------------
+
+
+def _influence(blocks: Blocks, weights: Array, gram: Array, rate: Array) -> tuple[Array, Array]:
+    """Influence of each block on each rate (B, P, C), and Student's degrees of freedom (P,).
+
+    What a block's score (x' residual, summed over it) moves the rates by. Summing its squares over
+    blocks is the sandwich estimate with blocks as clusters: it holds whatever the noise of single
+    samples, and however neighbours within a block depend on each other. Each component is divided by
+    one minus the block's share of the term, which is the jackknife's correction where terms hardly
+    overlap, and matters for terms that ran in few blocks.
+    """
+    share = np.einsum("bpp->bp", blocks.gram) / np.einsum("pp->p", blocks.gram.sum(axis=0))
+    effective = 1 / np.square(share).sum(axis=0)
+    score = (blocks.moment - _times(blocks.gram, rate)) * weights[:, None, :]
+    score = score - score.mean(axis=0)
+    with np.errstate(divide="ignore"):
+        score = score / (1 - share).clip(min=1e-6)[:, :, None]
+    influence = np.empty_like(score)
+    for counter in range(rate.shape[1]):
+        influence[:, :, counter] = _moved(gram[counter], score[:, :, counter], rate[:, counter] > 0)
+    count = len(blocks.samples)
+    influence *= np.sqrt(count / max(count - 1, 1))
+    influence[:, effective < 2, :] = np.inf
+    return influence, np.maximum(effective - 1, 1)
+
+
+def _moved(gram: Array, score: Array, free: Flags) -> Array:
+    """How scores (B, P) move the rates: free ones together, each rate at zero as if it alone were let go."""
+    scale = np.sqrt(np.diag(gram).clip(min=1e-300))
+    scaled = gram / np.outer(scale, scale) + RIDGE * np.eye(len(scale))
+    score = score / scale
+    moved = np.zeros_like(score)
+    inner = scaled[np.ix_(free, free)]
+    moved[:, free] = _solved(inner, score[:, free].T).T
+    held = ~free
+    if held.any():
+        bridge = _solved(inner, scaled[np.ix_(free, held)])
+        rest = np.diag(scaled)[held] - np.einsum("fh,fh->h", scaled[np.ix_(free, held)], bridge)
+        moved[:, held] = (score[:, held] - score[:, free] @ bridge) / rest.clip(min=1e-12)
+    result: Array = moved / scale
+    return result
+
+
+# --- the leave-out check ---------------------------------------------------------------------------
+
+
+def explained(blocks: Blocks) -> Array:
+    """Share of each counter's variation that rates from the other half of the blocks predict (C,).
+
+    Every other block is left out in turn. Variation is that around a constant rate; NaN where
+    there is none. Negative means: worse than a constant.
+    """
+    count = len(blocks.samples)
+    if count < 2:
+        return np.full(blocks.square.shape[1], np.nan)
+    misfit = np.zeros(blocks.square.shape[1])
+    for half in (0, 1):
+        fitted = np.arange(count) % 2 == half
+        part = blocks.take(fitted)
+        gram, moment = _total(part, np.ones_like(part.square))
+        misfit += _misfit(blocks.take(~fitted), nonnegative(gram, moment)).sum(axis=0)
+    square, flat = blocks.square.sum(axis=0), blocks.flat.sum(axis=0)
+    variation = square - np.square(flat) / blocks.length.sum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share: Array = np.where(variation > 1e-12 * square, 1 - misfit / variation, np.nan)
+    return share

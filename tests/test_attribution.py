@@ -1,0 +1,510 @@
+"""Attribution of samples to kernel classes, against jobs whose true rates are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from trace import PROCESS, T0, Trace
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+from simulator import FEW, PEAKS, SM_COUNT, Job, Simulated, simulate
+
+import nanalyze.analysis as na
+from nanalyze import queries
+from nanalyze.analysis import attribution as attribution_module
+from nanalyze.analysis import attribution_normal as normal
+from nanalyze.analysis import attribution_solve as solve
+from nanalyze.rundir import counters, sampled
+
+ALL = (
+    "inst", "pipe_tensor_busy_ns", "pipe_alu_busy_ns", "pipe_fma_busy_ns", "dram_busy_ns", "l2_busy_ns", "l1_busy_ns",
+    "sm_cycles_active", "warps_active", "issue_active_cycles",
+)  # fmt: skip
+
+
+def opened(run_dir: Path, job: Job, seed: int = 0, **options: Any) -> tuple[Simulated, na.Run]:
+    made = simulate(job, seed)
+    made.write(run_dir, **options)
+    return made, na.open(run_dir)
+
+
+def estimates(run: na.Run, made: Simulated) -> pd.DataFrame:
+    """Estimated rates of kernel classes that can be told apart, with their truth, per second."""
+    frame = run.attribution()
+    frame = frame[(frame["term"] == "kernel") & frame["is_told_apart"]].copy()
+    pairs = zip(frame["counter"], frame["kernel_class_id"], strict=True)
+    frame["truth"] = [1e9 * made.truth(counter, number - 1000) for counter, number in pairs]
+    frame["is_inside"] = (frame["low_per_s"] <= frame["truth"]) & (frame["truth"] <= frame["high_per_s"])
+    frame["error"] = (frame["rate_per_s"] - frame["truth"]).abs() / frame["truth"]
+    return frame
+
+
+# --- do the intervals hold -------------------------------------------------------------------------
+
+JOBS = {
+    "plain": Job(),
+    "short kernels in random order": Job(classes=20, mean_us=(5, 50), variation=0.1, steady=False),
+    "three streams, lost samples, uneven times": Job(
+        classes=20, streams=3, variation=0.05, lost=0.2, jitter=0.3, mean_us=(30, 200)
+    ),
+    "heavy samples": Job(classes=15, heavy=0.01, noise=0.01),
+    "launches that differ": Job(classes=15, variation=0.3),
+    "two groups in turn": Job(classes=10, seconds=4, groups=(FEW[:2], FEW[2:])),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_nineteen_of_twenty_intervals_hold_the_truth(tmp_path: Path, name: str) -> None:
+    inside: list[bool] = []
+    for seed in range(6):
+        made, run = opened(tmp_path / str(seed), JOBS[name], seed)
+        with run:
+            inside += estimates(run, made)["is_inside"].tolist()
+    assert len(inside) > 200
+    # Intervals of one run depend on each other, so the share scatters by more than independent draws.
+    assert np.mean(inside) >= 0.92
+
+
+def test_the_error_shrinks_as_the_root_of_the_time(tmp_path: Path) -> None:
+    short = estimates(*reversed(opened(tmp_path / "a", Job(seconds=1, variation=0.2, steady=False))))
+    long = estimates(*reversed(opened(tmp_path / "b", Job(seconds=16, variation=0.2, steady=False))))
+    ratio = short["standard_error"].median() / long["standard_error"].median()
+    assert 2.5 < ratio < 6.5  # 4
+
+
+def test_estimates_of_a_quiet_job_are_close(tmp_path: Path) -> None:
+    made, run = opened(tmp_path, Job(noise=0.001))
+    frame = estimates(run, made)
+    used = frame[frame["truth"] > 0]
+    assert len(used) > 20
+    assert used["error"].median() < 0.003
+    assert run.attribution_quality()["explained"].min() > 0.99
+
+
+def test_a_kernel_that_does_not_use_a_unit_gets_zero_or_next_to_it(tmp_path: Path) -> None:
+    made, run = opened(tmp_path, Job())
+    frame = estimates(run, made)
+    unused = frame[frame["truth"] == 0]
+    peak = unused["counter"].map(PEAKS) * 1e9
+    assert len(unused) > 5
+    assert (unused["rate_per_s"] / peak).max() < 0.01
+    assert (unused["low_per_s"] / peak).max() < 0.002
+
+
+# --- by hand ---------------------------------------------------------------------------------------
+
+
+def by_hand(run_dir: Path, trace: Trace | None = None) -> Trace:
+    """40 ms and more of two kernels with 3 and 5 instructions a us, and 1 a us in idle time.
+
+    Samples are 100 us; in sample i kernel a runs 10 (i % 5) us and kernel b 10 (i % 3) us beside it.
+    """
+    trace = trace or Trace(run_dir)
+    trace.device()
+    a, b = (trace.kernel_class(name, kernel_class_id=n) for n, name in ((1, "a"), (2, "b")))
+    for i in range(400):
+        at, first, second = 100_000 * i, 10_000 * (i % 5), 10_000 * (i % 3)
+        if first:
+            trace.kernel(a, at + 10_000, first)
+        if second:
+            trace.kernel(b, at + 10_000, second, stream_id=8)
+        idle = 100_000 - max(first, second)
+        sample(trace, at, 100_000, inst=(3 * first + 5 * second + idle) / 1000)
+    return trace
+
+
+def sample(trace: Trace, start_ns: int, length_ns: int, group: int = 0, process: str | None = None, **values: Any):  # type: ignore[no-untyped-def]
+    span = {"start_ns": T0 + start_ns, "end_ns": T0 + start_ns + length_ns}
+    trace.add("samples", process, device_id=0, counter_group=group, **span, **values)
+
+
+def rates(trace: Trace) -> dict[str, float]:
+    """Rates per us by term; kernels by id."""
+    trace.write()
+    with na.open(trace.run_dir) as run:
+        frame = run.attribution()
+    names = [str(k) if t == "kernel" else t for k, t in zip(frame["kernel_class_id"], frame["term"], strict=True)]
+    return dict(zip(names, (frame["rate_per_s"] / 1e6).round(6), strict=True))
+
+
+def test_concurrent_kernels_share_a_sample_and_idle_time_has_its_own_rate(tmp_path: Path) -> None:
+    assert rates(by_hand(tmp_path)) == {"idle": 1.0, "1": 3.0, "2": 5.0}
+
+
+def test_launches_without_times_count_for_nothing(tmp_path: Path) -> None:
+    trace = by_hand(tmp_path)
+    trace.kernel(3)
+    assert rates(trace) == {"idle": 1.0, "1": 3.0, "2": 5.0}
+
+
+def test_samples_during_a_replay_are_left_out(tmp_path: Path) -> None:
+    trace = by_hand(tmp_path)
+    for i in range(400, 420):
+        sample(trace, 100_000 * i, 100_000, inst=1e9)
+    trace.exact({"x.sum": 1.0}, kernel_class_id=1, measured_ns=42_000_000, cost_ns=2_000_000)
+    assert rates(trace) == {"idle": 1.0, "1": 3.0, "2": 5.0}
+    with na.open(tmp_path) as run:
+        quality = run.attribution_quality().iloc[0]
+    assert quality["samples_dropped"] in (20, 21)  # the last good one touches the replay
+    assert quality["samples"] + quality["samples_dropped"] == 420
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -1.0, 1e300])
+def test_samples_that_are_no_measurements_are_dropped(tmp_path: Path, value: float | None) -> None:
+    trace = by_hand(tmp_path)
+    sample(trace, 40_000_000, 100_000, inst=value)
+    sample(trace, 40_100_000, 0, inst=5.0)
+    assert rates(trace) == {"idle": 1.0, "1": 3.0, "2": 5.0}
+    with na.open(tmp_path) as run:
+        assert run.attribution_quality()["samples_dropped"].tolist() == [2]
+
+
+def test_copies_have_a_rate_of_their_own(tmp_path: Path) -> None:
+    trace = Trace(tmp_path)
+    kernel = trace.kernel_class("k", kernel_class_id=1)
+    for i in range(200):
+        busy, copying = 1000 * (i % 7), 1000 * (i % 4)
+        if busy:
+            trace.kernel(kernel, 10_000 * i, busy)
+        if copying:
+            trace.copy("HtoD", 10_000 * i, copying, 1, stream_id=9)
+        sample(trace, 10_000 * i, 10_000, dram_write_bytes=2.0 * busy + 8.0 * copying)
+    assert rates(trace) == {"idle": 0.0, "1": 2000.0, "copy HtoD": 8000.0}
+
+
+def test_kernels_of_a_second_process_on_the_same_gpu_are_attributed(tmp_path: Path) -> None:
+    other = "node0-1-101"
+    trace = by_hand(tmp_path)
+    trace.device(other)
+    mine = [row for row in trace.rows["kernels", PROCESS] if row["kernel_class_id"] == 2]
+    trace.rows["kernels", other] = mine
+    trace.rows["kernels", PROCESS] = [row for row in trace.rows["kernels", PROCESS] if row["kernel_class_id"] == 1]
+    assert rates(trace) == {"idle": 1.0, "1": 3.0, "2": 5.0}
+
+
+def test_a_kernel_longer_than_many_samples(tmp_path: Path) -> None:
+    trace = Trace(tmp_path)
+    kernel = trace.kernel_class("k", kernel_class_id=1)
+    for i in range(10):
+        trace.kernel(kernel, 10_000_000 * i + 50_000, 5_000_000)
+    for i in range(1000):
+        at = 100_000 * i
+        overlap = sum(max(0, min(at + 100_000, s + 5_000_000) - max(at, s)) for s in range(50_000, 10**8, 10_000_000))
+        sample(trace, at, 100_000, inst=7.0 * overlap / 1000)
+    assert rates(trace) == {"idle": 0.0, "1": 7.0}
+
+
+def test_stretches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = simulate(Job(streams=2, seconds=1), 3)
+    made.write(tmp_path)
+    with na.open(tmp_path) as run:
+        whole = run.attribution()
+    monkeypatch.setattr(normal, "LAUNCHES_A_STRETCH", 500)
+    with na.open(tmp_path) as run:
+        parts = run.attribution()
+    assert len(made.start) > 5000
+    pd.testing.assert_frame_equal(whole, parts, rtol=1e-6)
+
+
+def test_more_classes_than_terms_share_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normal, "MOST_TERMS", 1)
+    found = rates(by_hand(tmp_path))
+    # a runs 2 in 5 of its 50 us, b 1 in 3: a is the larger.
+    assert found["1"] == pytest.approx(3.0, abs=1e-6)
+    assert found["1 kernel classes with the least time"] == pytest.approx(5.0, abs=1e-6)
+
+
+# --- not told apart, drift, quality ----------------------------------------------------------------
+
+
+def test_classes_that_always_run_together_are_merged_and_have_no_verdict(tmp_path: Path) -> None:
+    made, run = opened(tmp_path, Job(classes=5, together=((0, 1),), groups=(ALL,), zero_share=0))
+    frame = run.attribution()
+    merged = frame[~frame["is_told_apart"]]
+    assert set(merged["kernel_class_id"]) == {1000, 1001}
+    assert set(merged["merged_terms"]) == {2}
+    sums = merged[merged["counter"] == "inst"]["rate_per_s"]
+    truth = 1e9 * (made.truth("inst", 0) + made.truth("inst", 1)) / 2
+    assert sums.tolist() == pytest.approx([truth] * 2, rel=0.01)
+    assert not set(run.counters()["kernel_class_id"]) & {1000, 1001}
+    verdicts = run.verdicts().set_index("kernel_class_id")
+    assert verdicts.loc[1000, "bound"] == "undetermined"
+    assert verdicts.loc[1000, "reason"] == (
+        "not measured: compute_pct, memory_pct; the samples cannot tell it apart from 1 other kernels "
+        "that always run along with it"
+    )
+    assert estimates(run, made)["is_inside"].mean() >= 0.85
+
+
+DRIFTING = Job(classes=4, seconds=4.01, drift=1.0, interval_us=100, zero_share=0, groups=(("inst",),))
+
+
+def test_a_job_that_drifts_shows_it_in_the_windows(tmp_path: Path) -> None:
+    made, run = opened(tmp_path, DRIFTING)
+    frame = run.attribution_windows()
+    assert sorted(set(frame["window_number"])) == [0, 1, 2, 3]
+    for number in range(4):
+        own = frame[frame["kernel_class_id"] == 1000 + number].sort_values("start_ns")
+        first = own["rate_per_s"].to_numpy() / own["rate_per_s"].iloc[0]
+        # Rates double over the run; windows stand at 1/8, 3/8, 5/8 and 7/8 of it.
+        assert first == pytest.approx([1, 1.375 / 1.125, 1.625 / 1.125, 1.875 / 1.125], rel=0.02)
+    whole = estimates(run, made)
+    assert whole["error"].max() < 0.02
+    assert whole["is_inside"].all()
+
+
+def test_noise_is_not_explained(tmp_path: Path) -> None:
+    _, run = opened(tmp_path / "quiet", Job(noise=0.01))
+    _, loud = opened(tmp_path / "loud", Job(noise=5.0))
+    assert run.attribution_quality()["explained"].min() > 0.95
+    assert loud.attribution_quality()["explained"].max() < 0.2
+
+
+def test_too_few_samples_give_no_estimate_but_say_so(tmp_path: Path) -> None:
+    trace = Trace(tmp_path)
+    trace.kernel(trace.kernel_class("k"), 0, 1000)
+    for i in range(5):
+        sample(trace, 1000 * i, 1000, inst=1.0)
+    trace.write()
+    with na.open(tmp_path) as run:
+        assert len(run.attribution()) == 0
+        assert run.attribution_quality()[["samples", "blocks"]].to_numpy().tolist() == [[5, 0]]
+        assert run.verdicts()["bound"].tolist() == ["launch"]
+
+
+# --- counters and verdicts -------------------------------------------------------------------------
+
+SHARES = {
+    "inst": [0.3, 0.05, 0.02, 0.3],
+    "pipe_tensor_busy_ns": [0.92, 0.0, 0.0, 0.0],
+    "pipe_alu_busy_ns": [0.1, 0.05, 0.03, 0.81],
+    "pipe_fma_busy_ns": [0.1, 0.05, 0.03, 0.3],
+    "dram_busy_ns": [0.3, 0.91, 0.1, 0.2],
+    "l2_busy_ns": [0.4, 0.5, 0.05, 0.2],
+    "l1_busy_ns": [0.3, 0.2, 0.05, 0.1],
+    "sm_cycles_active": [0.95, 0.9, 0.5, 0.99],
+    "warps_active": [0.2, 0.8, 0.3, 0.9],
+    "issue_active_cycles": [0.3, 0.05, 0.02, 0.3],
+}
+
+
+def typical(groups: tuple[tuple[str, ...], ...] = (ALL,), **changes: Any) -> Job:
+    return Job(classes=4, groups=groups, rates=SHARES, seconds=4, idle=0.0, **changes)
+
+
+def test_verdicts_from_samples_alone(tmp_path: Path) -> None:
+    _, run = opened(tmp_path, typical())
+    rows = run.verdicts().set_index("kernel_class_id")
+    assert rows["bound"].to_dict() == {1000: "compute", 1001: "memory", 1002: "latency", 1003: "compute"}
+    assert rows.loc[1000, "level_or_pipe"] == "tensor"
+    assert rows.loc[1001, "level_or_pipe"] == "DRAM"
+    assert set(rows["method"]) == {"sampled"}
+    gemm = rows.loc[1000]
+    assert gemm["compute_pct"] == pytest.approx(92, abs=0.5)
+    assert gemm["memory_pct"] == pytest.approx(40, abs=0.5)
+    # Resident warps over those of active SMs, as the exact counter has it.
+    assert gemm["occupancy_pct"] == pytest.approx(100 * 0.2 / 0.95, abs=0.5)
+    assert gemm["issue_active_pct"] == pytest.approx(100 * 0.3 / 0.95, abs=0.5)
+    assert gemm["sm_clock_hz"] == 1.5e9
+    assert gemm["compute_low_pct"] < 92
+    # FP64, XU and LSU were not sampled, and the instructions issued would be enough to fill them.
+    assert gemm["compute_high_pct"] == 100
+
+
+def test_an_interval_that_straddles_a_threshold_decides_nothing(tmp_path: Path) -> None:
+    rates = {**SHARES, "dram_busy_ns": [0.3, 0.91, 0.1, 0.75]}
+    _, run = opened(tmp_path, dataclasses.replace(typical(noise=0.3), rates=rates))
+    row = run.verdicts().set_index("kernel_class_id").loc[1003]
+    assert row["compute_low_pct"] < 80 < row["compute_high_pct"]
+    assert row["bound"] == "undetermined"
+    assert row["reason"].startswith(("compute or balanced: ", "memory or compute or balanced: "))
+
+
+def test_what_was_not_sampled_widens_the_interval(tmp_path: Path) -> None:
+    without = tuple(c for c in ALL if c not in ("l1_busy_ns", "pipe_fma_busy_ns"))
+    _, run = opened(tmp_path, typical((without,)))
+    rows = run.verdicts().set_index("kernel_class_id")
+    # Nothing that L1 may do changes what is bound by DRAM with little compute...
+    assert rows.loc[1001, "bound"] == "memory"
+    # ... but a kernel that keeps nothing else busy may be bound by L1.
+    assert rows.loc[1002, "bound"] == "undetermined"
+    assert rows.loc[1002, "missing"] == "l1_pct"
+    assert rows.loc[1002, "memory_high_pct"] == 100
+    assert rows.loc[1002, "reason"].endswith("; not sampled: l1_pct")
+    # Few instructions cannot keep the FMA pipe busy: no need to have sampled it.
+    assert rows.loc[1002, "compute_high_pct"] < 20
+
+
+@pytest.mark.parametrize("absent", ["inst", "dram_busy_ns", "l2_busy_ns"])
+def test_without_a_needed_part_there_is_no_percentage(tmp_path: Path, absent: str) -> None:
+    _, run = opened(tmp_path, typical((tuple(c for c in ALL if c != absent),)))
+    rows = run.verdicts()
+    lacking = "compute_pct" if absent == "inst" else "memory_pct"
+    assert rows[lacking].isna().all()
+    assert set(rows["missing"]) == {lacking}
+
+
+def test_percentages_use_the_clock_that_ran(tmp_path: Path) -> None:
+    made = simulate(typical())
+    for name, hertz in (("slow", 1_500_000_000), ("fast", 1_800_000_000)):
+        trace = Trace(tmp_path / name)
+        trace.state(0, sm_clock_hz=hertz)
+        made.write(tmp_path / name, clock=False, extra=trace)
+    with na.open(tmp_path / "slow") as slow, na.open(tmp_path / "fast") as fast:
+        sql = "SELECT value FROM counters WHERE counter = 'sm_active_pct' AND kernel_class_id = 1000"
+        ratio = slow.sql(sql)["value"][0] / fast.sql(sql)["value"][0]
+    assert ratio == pytest.approx(1.8 / 1.5)
+
+
+def test_without_a_clock_there_are_no_percentages_of_cycles(tmp_path: Path) -> None:
+    _, run = opened(tmp_path, typical(), clock=False)
+    found = set(run.counters()["counter"])
+    assert "dram_pct" in found
+    assert not {"sm_active_pct", "pipe_issue_pct", "compute_pct", "sm_clock_hz"} & found
+
+
+def test_sampled_cycles_give_the_clock(tmp_path: Path) -> None:
+    made = simulate(typical())
+    made.values["sm_cycles_elapsed"] = (made.sample_end - made.sample_start) * 1.2 * SM_COUNT
+    object.__setattr__(made.job, "groups", ((*ALL, "sm_cycles_elapsed"),))
+    made.write(tmp_path)
+    with na.open(tmp_path) as run:
+        clocks = run.sql("SELECT value FROM counters WHERE counter = 'sm_clock_hz'")["value"]
+    assert clocks.tolist() == pytest.approx([1.2e9] * 4)
+
+
+def test_counters_of_two_groups_make_one_ratio(tmp_path: Path) -> None:
+    groups = (("warps_active", "inst"), ("sm_cycles_active", "l1_busy_ns"))
+    _, run = opened(tmp_path, typical(groups))
+    sql = "SELECT value, low, high FROM counters WHERE counter = 'occupancy_pct' AND kernel_class_id = 1000"
+    value, low, high = run.sql(sql).iloc[0]
+    assert value == pytest.approx(100 * 0.2 / 0.95, rel=0.02)
+    assert low < 100 * 0.2 / 0.95 < high
+
+
+def test_exact_values_win_and_stand_beside_the_sampled_ones(tmp_path: Path) -> None:
+    trace = Trace(tmp_path)
+    trace.measure(1000, [{"compute_pct": 85.0, "memory_pct": 30.0, "pipe_tensor_pct": 85.0}] * 3)
+    simulate(typical()).write(tmp_path, extra=trace)
+    with na.open(tmp_path) as run:
+        rows = run.verdicts().set_index("kernel_class_id")
+        assert (rows.loc[1000, "method"], rows.loc[1000, "compute_pct"]) == ("exact", 85.0)
+        assert rows.loc[1001, "method"] == "sampled"
+        methods = run.counters().query("kernel_class_id == 1000").set_index("counter")["method"]
+        assert methods[["compute_pct", "occupancy_pct"]].tolist() == ["exact", "sampled"]
+        both = run.sampled_against_exact().set_index("counter")
+        assert set(both.index) == {"compute_pct", "memory_pct", "pipe_tensor_pct"}
+        assert both.loc["compute_pct", "difference_pct"] == pytest.approx(100 * 92 / 85 - 100, abs=1)
+        assert not both.loc["compute_pct", "is_inside"]
+
+
+def test_per_launch_values_are_rates_times_the_mean_duration(tmp_path: Path) -> None:
+    made, run = opened(tmp_path, Job(classes=4, zero_share=0))
+    frame = run.sql("SELECT kernel_class_id, value FROM counters WHERE counter = 'dram_read_bytes' ORDER BY 1")
+    for number, value in frame.itertuples(index=False):
+        own = made.kernel_class == number - 1000
+        truth = (made.rate["dram_read_bytes"][own] * made.duration[own]).mean()
+        assert value == pytest.approx(truth, rel=0.01)
+
+
+# --- when it is computed ---------------------------------------------------------------------------
+
+
+def test_only_queries_that_need_it_wait_for_it_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    original = attribution_module.attribute
+    monkeypatch.setattr(attribution_module, "attribute", lambda *a: calls.append(1) or original(*a))
+    _, run = opened(tmp_path, Job(seconds=1))
+    run.sql("SELECT count(*) FROM kernels")
+    run.devices()
+    assert calls == []
+    run.verdicts()
+    run.counters()
+    run.query("top_kernels")
+    assert calls == [1]
+
+
+def test_a_run_without_samples_is_not_attributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attribution_module, "attribute", lambda *a: pytest.fail("attributed"))
+    trace = Trace(tmp_path)
+    trace.kernel(trace.kernel_class("k"), 0, 100_000)
+    trace.write()
+    with na.open(tmp_path) as run:
+        assert len(run.verdicts()) == 1
+        assert len(run.attribution()) == 0
+
+
+def test_a_run_gives_the_same_figures_again(tmp_path: Path) -> None:
+    made = simulate(Job(classes=8, streams=2))
+    for name in ("a", "b"):
+        made.write(tmp_path / name)
+    with na.open(tmp_path / "a") as a, na.open(tmp_path / "b") as b:
+        pd.testing.assert_frame_equal(a.counters(), b.counters(), check_exact=True)
+        pd.testing.assert_frame_equal(a.attribution(), b.attribution(), check_exact=True)
+
+
+def test_the_views_that_read_estimates_are_known() -> None:
+    users = queries.users_of(tuple(attribution_module.TABLES))
+    assert {"attribution", "counters", "verdicts", "sampled_against_exact", "_evidence"} <= users
+    assert not {"kernels", "samples", "devices", "graph_counters"} & users
+    assert queries.named_in('SELECT * FROM "verdicts" AS v -- counters') == {"verdicts"}
+
+
+# --- the solver ------------------------------------------------------------------------------------
+
+
+def test_the_rates_are_the_least_squares_without_negative_ones() -> None:
+    """Against the conditions that only the solution fulfils: rates and slopes non-negative, one of them 0."""
+    random = np.random.default_rng(5)
+    for _ in range(50):
+        x = random.random((60, 12)) * (random.random((60, 12)) < 0.5)
+        y = x @ random.standard_normal((12, 3)) + 0.1 * random.standard_normal((60, 3))
+        gram, moment = x.T @ x, x.T @ y
+        rate = solve.nonnegative(np.broadcast_to(gram, (3, 12, 12)), moment)
+        slope = gram @ rate - moment
+        assert (rate >= 0).all()
+        assert slope.min() > -1e-6
+        assert np.abs(rate * slope).max() < 1e-6
+        assert (rate == 0).any()
+
+
+def test_terms_are_merged_until_they_can_be_told_apart() -> None:
+    random = np.random.default_rng(0)
+    x = random.random((500, 6))
+    x[:, 4] = 2 * x[:, 1]
+    x[:, 5] = 0
+    groups = solve.told_apart(x.T @ x, 100.0)
+    assert sorted(map(sorted, groups)) == [[0], [1, 4], [2], [3]]
+
+
+def test_every_sampled_column_is_declared_once_and_every_formula_uses_declared_ones() -> None:
+    columns = [counter.column for counter in sampled.SAMPLED]
+    assert len(set(columns)) == len(columns)
+    for formula in sampled.FORMULAS:
+        assert set(formula.numerator) <= set(columns)
+        assert formula.denominator in (*columns, "launch", "time", "sm_cycles", "dram_peak")
+        assert formula.counter in counters.BY_NAME
+    for group in sampled.GROUPS:
+        assert set(group) <= set(columns)
+    for part in (*sampled.COMPUTE_PARTS, *sampled.MEMORY_PARTS):
+        assert part.counter in {formula.counter for formula in sampled.FORMULAS}
+
+
+def test_a_query_can_be_stopped_while_samples_are_attributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")
+
+    made = simulate(Job(seconds=1))
+    made.write(tmp_path)
+    shutil.rmtree(tmp_path / "devices")
+    with na.open(tmp_path) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(attribution_module, "attribute", interrupted)
+            with pytest.raises(na.run.QueryError):
+                run.verdicts()
+        assert len(run.verdicts()) == 10
