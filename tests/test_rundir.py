@@ -79,7 +79,7 @@ def test_arrow_schema_carries_version_table_and_nullability() -> None:
     arrow = schema.KERNELS.arrow_schema()
     assert arrow.metadata == {b"nanalyze.format_version": b"1", b"nanalyze.table": b"kernels"}
     assert arrow.field("start_ns").nullable
-    assert not arrow.field("correlation_id").nullable
+    assert not arrow.field("kernel_class_id").nullable
 
 
 def test_only_open_tables_take_further_columns() -> None:
