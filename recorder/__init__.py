@@ -19,11 +19,12 @@ from nanalyze.recorder.ranges import annotate
 if TYPE_CHECKING:
     from nanalyze.recorder.exact import Exact
     from nanalyze.recorder.samples import Samples
-    from nanalyze.recorder.session import Recorder
+    from nanalyze.recorder.session import Recorder, UnderWay
 
 __all__ = ["Exact", "Recorder", "Samples", "annotate", "record", "start", "stop"]
 
 _active: Any = None
+_is_whole_process = False  # whether `_active` is that of `nanalyze record`, which is not the job's to stop
 
 
 def __getattr__(name: str) -> Any:
@@ -42,7 +43,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
+def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder | UnderWay:
     """Start recording into `run_dir`; use the result as a context manager, or `stop()` it.
 
     Settings: `layers` (of "timeline", "ranges", "device_state"), `flush_s` (seconds between
@@ -54,7 +55,8 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
 
     Raises RecorderError for wrong settings, a directory that cannot be used, or a recording
     already in progress. What is missing on the machine (GPU, CUPTI, permission) raises nothing:
-    it is said in one line on stderr and in the `events` table, and the job goes on.
+    it is said in one line on stderr and in the `events` table, and the job goes on. In a job that
+    runs under `nanalyze record` it says so and starts nothing: that recording goes on.
     """
     global _active
     from nanalyze.recorder import lifecycle
@@ -63,6 +65,10 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
     from nanalyze.rundir.errors import RecorderError
 
     if _active is not None and not _active.is_stopped:
+        if _is_whole_process:
+            from nanalyze.recorder.session import UnderWay
+
+            return UnderWay(_active)
         raise RecorderError(f"already recording into {_active.run_dir}: stop that first")
     unknown = [name for name in settings if name not in Settings.__dataclass_fields__]
     if unknown:
@@ -74,7 +80,7 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
     return _active  # type: ignore[no-any-return]
 
 
-def start(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
+def start(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder | UnderWay:
     """The same as `record`, for use with `stop()`."""
     return record(run_dir, **settings)
 
@@ -82,6 +88,8 @@ def start(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder:
 def stop() -> None:
     """End the recording in progress; does nothing if there is none."""
     global _active
+    if _is_whole_process and _active is not None and not _active.is_stopped:
+        return
     recording, _active = _active, None
     if recording is not None:
         recording.stop()

@@ -12,17 +12,20 @@ The start hook calls `start_here` in each process that turns to CUDA.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,6 +45,9 @@ HOOK_DIR = Path(__file__).parent / "start_hook"
 NOT_FOUND = 127  # as shells answer for a command that does not exist
 NOT_EXECUTABLE = 126
 
+PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
+
+SETTLE_PATIENCE_S = 30.0  # a recording that a timer is just ending takes at most a flush and a synchronisation
 _LAST = -1_000_000  # among the finalizers that multiprocessing runs at a child's end
 
 
@@ -70,12 +76,18 @@ class Request:
     exact: Mapping[str, Any] | None = None
     samples: Mapping[str, Any] | None = None
     start_on: tuple[str, ...] = ()
+    delay_s: float | None = None
+    duration_s: float | None = None
     quiet: bool = False
     processes: int = 0
     kernels: int = 0
 
     def check(self) -> None:
         """Raises RecorderError for wrong settings."""
+        for name in ("delay_s", "duration_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < threading.TIMEOUT_MAX:
+                raise RecorderError(f"{name}={value!r}: must be above 0 seconds")
         plain = Request(self.run_dir, self.shown)
         names = ("layers", "flush_s", "timestamps", "exact", "samples")
         if any(getattr(self, name) != getattr(plain, name) for name in names):  # else numpy's import is spared
@@ -212,9 +224,23 @@ def resolve(words: Sequence[str], *, is_exact: bool) -> list[str]:
     return list(words)
 
 
+def is_python(command: Sequence[str]) -> bool:
+    """Whether the program of `command` is Python or a script for it, so that the start hook runs in it."""
+    if PYTHON.fullmatch(os.path.basename(command[0])):
+        return True
+    try:
+        with open(shutil.which(command[0]) or command[0], "rb") as file:
+            start = file.read(512)
+    except OSError:
+        return False
+    first, _, rest = start.partition(b"\n")
+    # pip's scripts start with a shell where the interpreter's path is too long or has a space.
+    return first.startswith(b"#!") and (b"python" in first or rest.startswith(b"'''exec'"))
+
+
 def ignores_environment(command: Sequence[str]) -> str | None:
     """The option by which Python would not load the start hook, if `command` has one: -E, -I or -S."""
-    if not re.fullmatch(r"(python|pypy)[0-9.]*t?", os.path.basename(command[0])):
+    if not PYTHON.fullmatch(os.path.basename(command[0])):
         return None
     words = iter(command[1:])
     for word in words:
@@ -258,13 +284,63 @@ def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    failed = None if is_python(command) else _watch_from_beside(Request.loads(variables[REQUEST]))
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the job would inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
         os.execvpe(command[0], list(command), dict(variables))
     except OSError as error:
+        if failed is not None:
+            os.write(failed, b"x")
         raise CommandError(f"{command[0]}: cannot be run: {error.strerror}.", NOT_EXECUTABLE) from error
+
+
+def _watch_from_beside(request: Request) -> int | None:
+    """Say the last line of a job whose first process runs no start hook, when that process has ended.
+
+    From a process that is neither the job's child nor of its session, and has none of its files but stderr.
+    Returns a descriptor to write to if the job does not come about; exec closes it.
+    """
+    job = os.getpid()
+    if request.quiet or job == 1 or not hasattr(os, "pidfd_open"):  # process 1 would adopt it
+        return None
+    try:
+        ended = os.pidfd_open(job)
+        fate, failed = os.pipe()
+        between = os.fork()
+    except OSError:
+        return None
+    if between:
+        os.close(ended)
+        os.close(fate)
+        os.waitpid(between, 0)
+        return failed
+    try:
+        os.close(failed)
+        os.setsid()
+        if os.fork() == 0:
+            _wait_and_say(ended, fate, request)
+    finally:
+        os._exit(0)
+
+
+def _wait_and_say(ended: int, fate: int, request: Request) -> None:
+    from nanalyze.recorder.start_hook import nanalyze_start_hook
+
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    others = sorted({ended, fate, 2})
+    for low, high in zip([2, *others], [*others, os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)
+    os.chdir("/")  # so that no filesystem is kept busy
+    if os.read(fate, 1):
+        return
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.poll()
+    os.write(2, f"nanalyze: {nanalyze_start_hook.conclusion(asdict(request))}\n".encode(errors="backslashreplace"))
 
 
 # --- in the job's processes --------------------------------------------------------------------
@@ -281,18 +357,57 @@ def start_here() -> None:
         return
     request = Request.loads(os.environ[REQUEST])
     settings = request.settings()
-    recorder.start(request.run_dir, **{name: getattr(settings, name) for name in settings.__dataclass_fields__})
-    _stop_at_the_end_of_multiprocessing()
+    if request.delay_s is None:
+        _record(request, settings)
+    else:
+        _later(request.delay_s, _record_or_say_why, request, settings)
 
 
-def _stop_at_the_end_of_multiprocessing() -> None:
+def _record(request: Request, settings: Settings) -> None:
+    from nanalyze import recorder
+
+    chosen = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+    recording = recorder.start(request.run_dir, **chosen)
+    recorder._is_whole_process = True
+    _at_the_end_of_a_worker(recording.stop, "exit")
+    if request.duration_s is not None:
+        _later(request.duration_s, recording.stop, "stop")
+
+
+def _record_or_say_why(request: Request, settings: Settings) -> None:
+    """For a thread of its own, where nobody else would catch an error."""
+    from nanalyze.recorder.session import warn
+
+    try:
+        _record(request, settings)
+    except Exception as error:
+        warn(f"this process is not recorded: {type(error).__name__}: {error}")
+
+
+def _later(seconds: float, work: Callable[..., object], *arguments: object) -> None:
+    """Do `work` on a thread of its own after so long, unless the process ends before."""
+    timer = threading.Timer(seconds, work, arguments)
+    timer.daemon = True
+    timer.name = "nanalyze-timer"
+    timer.start()
+    atexit.register(_settle, timer, os.getpid())
+    _at_the_end_of_a_worker(_settle, timer, os.getpid())
+
+
+def _settle(timer: threading.Timer, pid: int) -> None:
+    """At the end of the process: call `timer` off, or wait until what it began is written."""
+    from nanalyze import recorder
+
+    if os.getpid() != pid:  # a forked child has neither the thread nor the recording
+        return
+    timer.cancel()
+    timer.join(SETTLE_PATIENCE_S)
+    if recorder._active is not None:  # started too late for the exit handler of its own
+        recorder._active.stop("exit")
+
+
+def _at_the_end_of_a_worker(work: Callable[..., object], *arguments: object) -> None:
     """A child that multiprocessing forked ends in os._exit, past atexit, but runs finalizers of its own."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None and getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)():
-        from nanalyze import recorder
-
-        util.Finalize(None, _stop, args=(recorder._active,), exitpriority=_LAST)
-
-
-def _stop(recording: Any) -> None:
-    recording.stop("exit")
+        util.Finalize(None, work, args=arguments, exitpriority=_LAST)

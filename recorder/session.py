@@ -37,9 +37,20 @@ SYNCHRONIZE_PATIENCE_S = 10.0
 
 
 def warn(message: str) -> None:
-    """One line on stderr; a closed stderr is nobody's problem."""
-    with contextlib.suppress(Exception):
-        print(f"nanalyze: {message}", file=sys.stderr, flush=True)
+    """One line on stderr; a closed stderr is nobody's problem.
+
+    Written past Python's buffer where stderr is a file: text that cannot be written would stay in
+    the buffer and turn the job's exit code into 120.
+    """
+    line = f"nanalyze: {message}\n"
+    try:
+        descriptor = sys.stderr.fileno()
+    except Exception:  # a notebook's or a test's stand-in, or none at all
+        with contextlib.suppress(Exception):
+            sys.stderr.write(line)
+        return
+    with contextlib.suppress(OSError):
+        os.write(descriptor, line.encode("utf-8", errors="backslashreplace"))
 
 
 class Recorder:
@@ -57,6 +68,7 @@ class Recorder:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._tick_lock = threading.Lock()
+        self._stop_lock = threading.RLock()
         self._ranges = ranges.RangeLog()
         self._cupti: cu.Cupti | None = None
         self._timeline: Timeline | None = None
@@ -290,9 +302,15 @@ class Recorder:
         Waits (at most 10 s) for the kernels already launched, since an unfinished kernel has no
         end time.
         """
-        if self._stopped or os.getpid() != self._pid:
-            return
-        self._stopped = True
+        with self._stop_lock:  # a second caller returns when everything is written
+            if self._stopping.is_set() or self.is_stopped:
+                return
+            try:
+                self._stop(ending)
+            finally:
+                self._stopped = True
+
+    def _stop(self, ending: str) -> None:
         if ranges._log is self._ranges:
             ranges.set_log(None)
         self._stopping.set()
@@ -404,6 +422,24 @@ class Recorder:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.stop("stop" if kind is None else "failed")
+
+
+class UnderWay:
+    """Stands for the recording that `nanalyze record` made of the whole process: stopping it does nothing."""
+
+    def __init__(self, recording: Recorder) -> None:
+        self.run_dir = recording.run_dir
+        self.is_stopped = False
+        warn(f"this process is already being recorded into {self.run_dir}; that recording goes on")
+
+    def stop(self) -> None:
+        """Nothing: the recording ends with the process."""
+
+    def __enter__(self) -> UnderWay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def _import_writer_libraries() -> None:

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_gpu import final_process, read_table, shard_paths, shards_claimed, shards_on_disk
+from fake_gpu import FakeGpu, final_process, read_table, shard_paths, shards_claimed, shards_on_disk
 
 from nanalyze import analysis, recorder
 from nanalyze.recorder import lifecycle, ranges
@@ -299,3 +301,65 @@ def test_a_recorder_that_is_dropped_is_still_stopped_at_exit(tmp_path: Path) -> 
     gc.collect()
     lifecycle._at_exit()
     assert final_process(tmp_path / "run")["ending"] == "exit"
+
+
+# --- a job that records itself, under `nanalyze record` ------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    yield gpu
+    recorder.stop()
+    gpu.close()
+
+
+def test_a_recording_within_a_whole_process_recording_changes_nothing(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outer = recorder.start(tmp_path / "outer")
+    monkeypatch.setattr(recorder, "_is_whole_process", True)
+    with recorder.record(tmp_path / "inner") as inner:
+        calls = [gpu.launch()]
+    recorder.stop()
+    calls.append(gpu.launch())
+    assert not outer.is_stopped
+    assert inner.run_dir == tmp_path / "outer"
+    assert not (tmp_path / "inner").exists()
+    outer.stop("exit")
+    assert [row["correlation_id"] for row in read_table(tmp_path / "outer", "kernels")] == calls
+    said = capsys.readouterr().err
+    assert said == f"nanalyze: this process is already being recorded into {tmp_path}/outer; that recording goes on\n"
+
+
+def test_a_closed_stderr_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    """There is no driver, which the recorder says: into nothing."""
+    program = f"from nanalyze import recorder; recorder.start({str(tmp_path / 'run')!r})"
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, program]
+    assert subprocess.run(command, timeout=60).returncode == 0
+
+
+def test_a_second_stop_waits_for_the_first(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = recorder.start(tmp_path / "run")
+    gpu.launch()
+    entered, proceed = threading.Event(), threading.Event()
+    finish = recording._finish
+
+    def slow(ending: str) -> None:
+        entered.set()
+        proceed.wait(10)
+        finish(ending)
+
+    monkeypatch.setattr(recording, "_finish", slow)
+    first = threading.Thread(target=recording.stop)
+    first.start()
+    entered.wait(10)
+    second = threading.Thread(target=recording.stop)
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    proceed.set()
+    for thread in (first, second):
+        thread.join(10)
+    assert shards_on_disk(tmp_path / "run")["kernels"] == 1

@@ -43,6 +43,7 @@ START_PATIENCE_S = 10.0  # for another thread that is starting the recorder; a d
 
 _IDLE, _ARMED, _STARTING, _DONE = range(4)
 _phase = _IDLE
+_armed_pid: int | None = None
 _is_auditing = False
 _is_without_nanalyze = False
 _start_on: frozenset[str] = frozenset()
@@ -52,12 +53,13 @@ _wrapped: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, the origi
 
 def arm() -> None:
     """Prepare this process to be recorded as soon as it turns to CUDA; once, whoever asks."""
-    global _phase, _start_on
+    global _phase, _armed_pid, _start_on
     is_main = getattr(_thread, "_is_main_interpreter", None)
     if _phase != _IDLE or (is_main is not None and not is_main()):
         return
     try:
         _phase = _ARMED
+        _armed_pid = os.getpid()
         _start_on = frozenset(filter(None, os.environ.get("NANALYZE_RECORD_ON", "").split(",")))
         atexit.register(_at_exit)  # the first registered runs last: after the recorder's own
         if hasattr(os, "register_at_fork"):
@@ -110,7 +112,10 @@ def _start() -> None:
 
 
 class _Finder:
-    """First on sys.meta_path: sees every import by name, finds nothing itself."""
+    """First on sys.meta_path: sees every import by name, finds nothing itself.
+
+    Starts nothing either: `importlib.util.find_spec` is how libraries ask whether another is installed.
+    """
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         if name not in TRIGGERS and name not in _start_on and name != "ctypes":
@@ -122,9 +127,6 @@ class _Finder:
 
     def _find(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> Any:
         if _phase not in (_ARMED, _STARTING):
-            return None
-        if not _is_looked_into(name):
-            begin()
             return None
         spec: Any = None
         for finder in sys.meta_path:
@@ -140,12 +142,14 @@ class _Finder:
 
 
 class _Loader:
-    """Loads a module as its own loader does, then hands it to `_reached`."""
+    """Loads a module as its own loader does; starts the recorder before that, or looks into the module after."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def create_module(self, spec: Any) -> Any:
+        if not _is_looked_into(spec.name):
+            begin()
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -208,11 +212,20 @@ def _wrap(module: ModuleType, name: str) -> None:
 
     @wraps(original)
     def starting(*args: Any, **kwargs: Any) -> Any:
-        begin()
+        if not _is_lost_to_cuda(module):
+            begin()
         return original(*args, **kwargs)
 
     setattr(module, name, starting)
     _wrapped.append((module, name, original, starting))
+
+
+def _is_lost_to_cuda(module: ModuleType) -> bool:
+    """Whether PyTorch will refuse, since CUDA was in use before this process was forked."""
+    try:
+        return bool(module._is_in_bad_fork())
+    except Exception:  # another library, or a version without that function
+        return False
 
 
 def _unwrap() -> None:
@@ -245,7 +258,8 @@ def _in_child() -> None:
 
 def _at_exit() -> None:
     try:
-        if _phase == _ARMED and _has_context():
+        # Not in forked children: asking a driver that was in use before the fork is not safe.
+        if _phase == _ARMED and _armed_pid == os.getpid() and _has_context():
             _say(
                 f"process {os.getpid()} used CUDA, but began in a way that was not noticed: it is not recorded. "
                 "Name the module that brings CUDA with --start-on."
@@ -257,22 +271,26 @@ def _at_exit() -> None:
 
 
 def _conclude() -> None:
-    """The last line of the job's first process: where the run is and what to do with it."""
     import json
 
     request = json.loads(os.environ["NANALYZE_RECORD"])
-    if request["quiet"]:
-        return
+    if not request["quiet"]:
+        _say(conclusion(request))
+
+
+def conclusion(request: dict[str, Any]) -> str:
+    """The last line of a job: where the run is and what to do with it."""
     recorded = _partitions(request, "processes") - request["processes"]
     shown, noun = request["shown"], "process" if recorded == 1 else "processes"
     if recorded > 0 and _partitions(request, "kernels") > request["kernels"]:
-        _say(f"recorded {recorded} {noun} into {shown}. Next: nanalyze report {shown}")
-    elif recorded > 0:
-        _say(f"recorded {recorded} {noun} into {shown}, but no kernels. Next: nanalyze info {shown}")
-    elif _is_without_nanalyze:
-        _say(f"nothing was recorded, because {sys.executable} has no nanalyze. Install it there.")
-    else:
-        _say("no process used CUDA, so nothing was recorded")
+        return f"recorded {recorded} {noun} into {shown}. Next: nanalyze report {shown}"
+    if recorded > 0:
+        return f"recorded {recorded} {noun} into {shown}, but no kernels. Next: nanalyze info {shown}"
+    if _is_without_nanalyze:
+        return f"nothing was recorded, because {sys.executable} has no nanalyze. Install it there."
+    if request["delay_s"]:
+        return "no process went on for --delay after it turned to CUDA: nothing was recorded"
+    return "no process used CUDA, so nothing was recorded"
 
 
 def _partitions(request: dict[str, Any], table: str) -> int:
@@ -306,8 +324,15 @@ def _has_context() -> bool:
 
 
 def _say(message: str) -> None:
+    """One line on stderr, past its buffer: what cannot be written would stay there and make Python exit with 120."""
+    text = f"nanalyze: {message}\n"
     try:
-        sys.stderr.write(f"nanalyze: {message}\n")
         sys.stderr.flush()
+        try:
+            place = sys.stderr.fileno()
+        except Exception:  # not a file: a notebook's, say
+            sys.stderr.write(text)
+            return
+        os.write(place, text.encode(errors="backslashreplace"))
     except Exception:  # a closed stderr is nobody's problem
         return
