@@ -96,7 +96,7 @@ def _span(totals: Row) -> str:
         return f"The recording lasted {values.duration(recorded)}, GPU work spans {values.duration(active)} of it: "
     if active is not None:
         return f"GPU work spans {values.duration(active)}: "
-    return f"The recording lasted {values.duration(recorded)}: " if recorded is not None else ""
+    return f"The recording lasted {values.duration(recorded)}: " if recorded else ""  # an import has no length
 
 
 def _on_devices(devices: Sequence[Row]) -> str:
