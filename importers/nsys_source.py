@@ -97,13 +97,21 @@ class SqliteSource:
         self._uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         self._most_rows = path.stat().st_size // SMALLEST_ROW_BYTES
         self._connection = self._connect()
-        self.tables: dict[str, frozenset[str]] = self._find_tables()
+        try:
+            self.tables: dict[str, frozenset[str]] = self._find_tables()
+        except BaseException:
+            self._connection.close()
+            raise
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._uri, uri=True, check_same_thread=False)
-        connection.text_factory = lambda raw: raw.decode("utf-8", "backslashreplace")
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
-        connection.execute("PRAGMA trusted_schema = OFF")
+        try:
+            connection.text_factory = lambda raw: raw.decode("utf-8", "backslashreplace")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
+            connection.execute("PRAGMA trusted_schema = OFF")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def _find_tables(self) -> dict[str, frozenset[str]]:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -625,11 +627,17 @@ def test_damage_that_sqlite_quotes_in_its_message(tmp_path: Path) -> None:
 # --- real files ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
 @pytest.mark.skipif(not REAL_TRACES.is_dir(), reason="NANALYZE_REAL_TRACES names no folder of traces")
-def test_real_exports_equal_an_independent_reading(tmp_path: Path) -> None:
+def test_real_exports_equal_an_independent_reading(tmp_path: Path, opened: ExitStack) -> None:
     checked = 0
     for path in sorted(REAL_TRACES.glob("*.sqlite")):
-        connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
+        connection = opened.enter_context(closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)))
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (KERNELS,)).fetchone():
             with pytest.raises(ImportFailed, match="no kernels on a GPU"):
                 registry.import_files([path], tmp_path / path.stem)

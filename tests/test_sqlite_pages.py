@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,27 @@ EDGES = [sign * (2**bits + step) for bits in (0, 7, 15, 23, 31, 47) for step in 
 INTEGERS = st.one_of(st.sampled_from([*EDGES, -(2**63), 2**63 - 1]), st.integers(-(2**63), 2**63 - 1))
 
 
+_opened: list[sqlite3.Connection] = []
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that is closed at the end of the test."""
+    _opened.append(sqlite3.connect(path))
+    return _opened[-1]
+
+
+@pytest.fixture(autouse=True)
+def _close_connections() -> Iterator[None]:
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
 def written(
     path: Path, rows: list[tuple[Any, ...]], page_size: int = 4096, declared: str = "a, b, c"
 ) -> sqlite3.Connection:
     path.unlink(missing_ok=True)
-    connection = sqlite3.connect(path)
+    connection = connect(path)
     connection.execute(f"PRAGMA page_size = {page_size}")
     connection.execute(f"CREATE TABLE t ({declared})")
     marks = ", ".join("?" * len(declared.split(",")))
@@ -93,7 +110,7 @@ def test_an_empty_table_has_no_rows(tmp_path: Path) -> None:
     ],
 )
 def test_tables_whose_records_are_not_their_columns_are_left_to_sqlite(tmp_path: Path, table: str) -> None:
-    connection = sqlite3.connect(tmp_path / "f.sqlite")
+    connection = connect(tmp_path / "f.sqlite")
     connection.execute(f"CREATE TABLE {table}")
     with pytest.raises(NotPlain):
         sqlite_pages.layout(connection, "t")
