@@ -1,11 +1,10 @@
 """Starts the recorder in a process of a recorded job, at the moment the process turns to CUDA.
 
 Imported by `sitecustomize` beside it, as a top-level module, in every Python process of the job; most
-never use CUDA. Hence it imports nothing that Python has not loaded by then, and the recorder (with
+never use CUDA. Hence it imports nothing that Python has not loaded by then (not even `__future__`: the
+annotations are quoted instead), and the recorder (with
 numpy and pyarrow) only when it starts. Nothing in here may raise into the job.
 """
-
-from __future__ import annotations
 
 import _thread
 import atexit
@@ -48,7 +47,7 @@ _is_auditing = False
 _is_without_nanalyze = False
 _start_on: frozenset[str] = frozenset()
 _lock = _thread.RLock()
-_wrapped: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, the original, what stands in for it
+_wrapped: "list[tuple[ModuleType, str, Any, Any]]" = []  # module, name, the original, what stands in for it
 
 
 def arm() -> None:
@@ -117,7 +116,7 @@ class _Finder:
     Starts nothing either: `importlib.util.find_spec` is how libraries ask whether another is installed.
     """
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
         if name not in TRIGGERS and name not in _start_on and name != "ctypes":
             return None
         try:
@@ -125,7 +124,7 @@ class _Finder:
         except Exception:  # the import goes on with the other finders
             return None
 
-    def _find(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> Any:
+    def _find(self, name: str, path: "Sequence[str] | None", target: "ModuleType | None") -> "Any":
         if _phase not in (_ARMED, _STARTING):
             return None
         spec: Any = None
@@ -144,22 +143,22 @@ class _Finder:
 class _Loader:
     """Loads a module as its own loader does; starts the recorder before that, or looks into the module after."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: "Any") -> None:
         self._loader = loader
 
-    def create_module(self, spec: Any) -> Any:
+    def create_module(self, spec: "Any") -> "Any":
         if not _is_looked_into(spec.name):
             begin()
         return self._loader.create_module(spec)
 
-    def exec_module(self, module: ModuleType) -> None:
+    def exec_module(self, module: "ModuleType") -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         _reached(module.__name__, module)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> "Any":
         return getattr(self._loader, name)
 
 
@@ -168,7 +167,7 @@ def _is_looked_into(name: str) -> bool:
     return name == "ctypes" or (bool(TRIGGERS.get(name)) and name not in _start_on)
 
 
-def _reached(name: str, module: ModuleType) -> None:
+def _reached(name: str, module: "ModuleType") -> None:
     """`module` is loaded: wait for what it does next, or start."""
     try:
         if name == "ctypes":
@@ -187,14 +186,14 @@ def _listen() -> None:
         sys.addaudithook(_audit)
 
 
-def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+def _audit(event: str, arguments: "tuple[Any, ...]") -> None:
     if event != "ctypes.dlopen" or _phase not in (_ARMED, _STARTING):
         return
     if any(name in str(arguments[0]) for name in LIBRARIES):
         begin()
 
 
-def _watch(name: str, module: ModuleType) -> bool:
+def _watch(name: str, module: "ModuleType") -> bool:
     """Start the recorder before the next call of a function that leads to CUDA; whether `module` has them."""
     functions = TRIGGERS[name]
     if not all(hasattr(module, function) for function in functions):
@@ -204,14 +203,14 @@ def _watch(name: str, module: ModuleType) -> bool:
     return True
 
 
-def _wrap(module: ModuleType, name: str) -> None:
+def _wrap(module: "ModuleType", name: str) -> None:
     """Start the recorder before the next call of `module.name`; the original is back from then on."""
     from functools import wraps
 
     original: Callable[..., Any] = getattr(module, name)
 
     @wraps(original)
-    def starting(*args: Any, **kwargs: Any) -> Any:
+    def starting(*args: "Any", **kwargs: "Any") -> "Any":
         if not _is_lost_to_cuda(module):
             begin()
         return original(*args, **kwargs)
@@ -220,7 +219,7 @@ def _wrap(module: ModuleType, name: str) -> None:
     _wrapped.append((module, name, original, starting))
 
 
-def _is_lost_to_cuda(module: ModuleType) -> bool:
+def _is_lost_to_cuda(module: "ModuleType") -> bool:
     """Whether PyTorch will refuse, since CUDA was in use before this process was forked."""
     try:
         return bool(module._is_in_bad_fork())
@@ -278,7 +277,7 @@ def _conclude() -> None:
         _say(conclusion(request))
 
 
-def conclusion(request: dict[str, Any]) -> str:
+def conclusion(request: "dict[str, Any]") -> str:
     """The last line of a job: where the run is and what to do with it."""
     recorded = _partitions(request, "processes") - request["processes"]
     shown, noun = request["shown"], "process" if recorded == 1 else "processes"
@@ -293,7 +292,7 @@ def conclusion(request: dict[str, Any]) -> str:
     return "no process used CUDA, so nothing was recorded"
 
 
-def _partitions(request: dict[str, Any], table: str) -> int:
+def _partitions(request: "dict[str, Any]", table: str) -> int:
     """How many processes have written to `table`."""
     try:
         return sum(name.startswith("process=") for name in os.listdir(os.path.join(request["run_dir"], table)))
