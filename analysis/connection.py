@@ -13,6 +13,7 @@ import duckdb
 
 from nanalyze import queries
 from nanalyze.analysis import attribution, catalog, settings, sqltext
+from nanalyze.rundir.communication import COMMUNICATION_PATTERNS
 from nanalyze.rundir.schema import TABLES, Table
 
 TYPES = {"int32": "INTEGER", "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN"}
@@ -112,7 +113,7 @@ def _constant_sources(
         "damage": sqltext.values(_DAMAGE_COLUMNS, damage),
         "settings": sqltext.values(number, settings.settings_rows(overrides)),
         "communication_patterns": sqltext.values(
-            [("pattern", "VARCHAR"), ("meaning", "VARCHAR")], settings.COMMUNICATION_PATTERNS
+            [("pattern", "VARCHAR"), ("meaning", "VARCHAR")], COMMUNICATION_PATTERNS
         ),
         "counter_metrics": sqltext.values(metric, settings.counter_metrics_rows()),
         "student_t": sqltext.values(

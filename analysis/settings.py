@@ -32,15 +32,6 @@ SETTINGS = (
     Setting("over_peak_pct", 101, "%", "A percentage of a peak above it is flagged as impossible."),
 )
 
-# Matched against the function's name without arguments; `nccl` covers RCCL, which kept the names.
-COMMUNICATION_PATTERNS = (
-    (r"\bnccl[A-Z_]", "NCCL and RCCL: ncclDevKernel_*, ncclKernel_*, ncclSymk*"),
-    (r"\bmscclpp?|\bmsccl[A-Z_]", "MSCCL and MSCCL++"),
-    (r"\bnvshmem|\brocshmem|\bnvshmemi?x?_", "NVSHMEM and rocSHMEM"),
-    (r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", "symmetric-memory and custom collectives"),
-    (r"(?i)cross_device_reduce", "vLLM's custom all-reduce"),
-    (r"\bdeep_ep::", "DeepEP's dispatch and combine"),
-)
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, 30's is used,
 # which is wider than the true one by at most 4 %.

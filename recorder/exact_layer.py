@@ -24,12 +24,15 @@ from nanalyze.recorder import cupti as cu
 from nanalyze.recorder.demangle import demangle
 from nanalyze.recorder.exact import Choice, Exact, Measurement, Tally
 from nanalyze.recorder.rangeprofiler import MetricHost, RangeProfiler, chip_name, initialize, is_unknown_metric
+from nanalyze.rundir.communication import COMMUNICATION_PATTERNS
 from nanalyze.rundir.counters import Counter as HardwareCounter
 from nanalyze.rundir.errors import RecorderError
 
 # Kernels of these names talk to other ranks or to the host while they run: replaying one hangs.
-COMMUNICATION = re.compile(
-    r"nccl|rccl|nvshmem|mscclpp?|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE
+# Wider than what the analysis calls communication: a kernel taken for one by mistake is only not measured.
+COMMUNICATION = (
+    re.compile(r"nccl|rccl|nvshmem|mscclpp?|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE),
+    *(re.compile(pattern) for pattern, _ in COMMUNICATION_PATTERNS),
 )
 
 # A range around a graph launch also spans the profiler's own set-up (milliseconds), so what is
@@ -250,7 +253,7 @@ class ExactLayer:
 
     def _wants(self, name: bytes) -> bool:
         text = demangle(name.decode("utf-8", errors="backslashreplace"))
-        if COMMUNICATION.search(text):
+        if any(pattern.search(text) for pattern in COMMUNICATION):
             self.tally.skipped["communication"] += 1
             return False
         return bool(self._pattern.search(text))

@@ -198,13 +198,10 @@ class Recorder:
         if self._cupti is None:
             raise RecorderError("it needs the timeline, by which samples are attributed to kernels")
         layer = SamplesLayer(
-            self._cupti, self.settings.samples, device.in_use, self._sampled.append, self._complain_of_samples
+            self._cupti, self.settings.samples, device.in_use, self._sampled.append, self._trouble.append
         )
         layer.start()
         self._samples = layer
-
-    def _complain_of_samples(self, message: str) -> None:
-        self._trouble.append(message)
 
     def _start_device_state(self) -> None:
         self._devices = device.Devices()

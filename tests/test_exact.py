@@ -157,6 +157,8 @@ def test_the_pattern_is_searched_in_the_demangled_name(gpu: FakeGpu, layer_of: C
 @pytest.mark.parametrize(
     "name",
     [
+        "void vllm::cross_device_reduce_1stage<float, 2>(RankData*, float*, int)",
+        "void deep_ep::intranode::dispatch<2, 768>(int4*, float*)",
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
         "ncclKernel_AllGather_RING_LL_Sum_int8_t",
         "_Z21ncclDevKernel_Generic24ncclDevKernelArgsStorage",
