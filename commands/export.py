@@ -12,6 +12,7 @@ from nanalyze import exporters
 from nanalyze.commands._open import open_run
 
 SHOW_AFTER_S = 1.0
+SINGULAR = {"kernels": "kernel", "copies": "copy", "ranges": "range", "values": "value", "stretches": "stretch"}
 
 
 @click.command("export")
@@ -48,13 +49,25 @@ def export(run_dir: Path, format_: str, output: Path, views: tuple[str, ...], fo
         finally:
             if progress is not None:
                 progress.clear()
-    click.echo(", ".join(f"{rows:,} {what}" for what, rows in done.rows.items() if rows) or "no rows")
+    told = _counted if format_ == "chrome" else _rows
+    click.echo(", ".join(told(rows, what) for what, rows in done.rows.items() if rows) or "no rows")
     for reason, rows in done.left_out.items():
-        click.echo(f"Left out: {rows:,} {reason}")
+        click.echo(f"Left out: {_counted(rows, reason)}")
     if format_ == "chrome":
         click.echo(f"Trace: {done.output}. Open it in https://ui.perfetto.dev (it stays on your machine).")
     else:
         click.echo(f"Tables: {done.output}")
+
+
+def _counted(number: int, what: str) -> str:
+    """`1 copy`, `2 copies`: the singular of what a trace holds, also at the beginning of a longer phrase."""
+    if number == 1:
+        what = next((what.replace(many, one, 1) for many, one in SINGULAR.items() if many in what), what)
+    return f"{number:,} {what}"
+
+
+def _rows(number: int, view: str) -> str:
+    return f"{view}: {number:,} row{'' if number == 1 else 's'}"
 
 
 class _Progress:

@@ -3,7 +3,7 @@
 Each GPU of each process is a process of the trace: its streams are threads with kernels and copies
 on them, its samples and device state are counter tracks. Each recorded process is one more, with
 its ranges by thread. A kernel's verdict stands in its arguments, in its category (`kernel,memory`)
-and, in chrome://tracing, in its colour.
+and, in chrome://tracing, in its colour; beside each stream a thread shows its stretches of one verdict.
 
 Times are microseconds since the first instant of the run, which `baseTimeNanoseconds` tells: as
 float64, in which viewers hold them, instants since 1970 would lose nanoseconds. Ids of 64 bits and
@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 import nanalyze.analysis as na
-from nanalyze.exporters.lanes import Lanes
+from nanalyze.exporters.lanes import MOST_LANES, Lanes
+from nanalyze.exporters.verdict_track import Stretch, VerdictTrack
 from nanalyze.rundir.errors import NanalyzeError
 
 BUFFER_BYTES = 2**20
@@ -156,7 +157,7 @@ class _Writer:
 
     def _write_gpu_work(self) -> None:
         classes = {row["kernel_class_id"]: _class_part(row) for row in self._rows(_CLASSES)}
-        lanes, at = Lanes(nested=False), None
+        lanes, track, at = Lanes(nested=False), VerdictTrack(), None
         for work in map(_Work._make, self._values(_GPU_WORK)):
             what = "kernels" if work.kind is None else "copies"
             start, duration = work.start_ns, work.duration_ns
@@ -165,16 +166,34 @@ class _Writer:
                 continue
             place = (work.process, work.device_id, work.stream_id)
             if place != at:
+                self._write_stretch(at, track.finish())
                 lanes, at = Lanes(nested=False), place
-            pid, tid = self._tracks.stream(*place, lanes.place(start, start + duration))
+            lane = lanes.place(start, start + duration)
+            if lane is None:
+                self._written.left_out[f"{what} that overlap {MOST_LANES} others of their stream"] += 1
+                continue
+            pid, tid = self._tracks.stream(*place, lane)
             if what == "kernels":
-                name, args = classes.get(work.kernel_class_id) or _unknown_class(work.kernel_class_id)
+                bound, name, args = classes.get(work.kernel_class_id) or _unknown_class(work.kernel_class_id)
                 args += _launch_part(work)
+                self._write_stretch(at, track.add(bound, start, start + duration))
             else:
                 name, args = _copy_part(work)
             self._count(what)
             when = self._when(start, duration)
             self._emit(f'{{"ph": "X", "pid": {pid}, "tid": {tid}, {when}, {name}, "args": {{{args}}}}}')
+        self._write_stretch(at, track.finish())
+
+    def _write_stretch(self, place: tuple[str, int, int] | None, stretch: Stretch | None) -> None:
+        if place is None or stretch is None:
+            return
+        pid, tid = self._tracks.verdicts(*place)
+        when = self._when(stretch.start, stretch.end - stretch.start)
+        self._count("verdict stretches")
+        self._emit(
+            f'{{"ph": "X", "pid": {pid}, "tid": {tid}, {when}, {_colour(stretch.bound)}, "cat": "verdict", '
+            f'"name": "{stretch.bound}", "args": {{"kernels": {stretch.kernels}, "busy_us": {_us(stretch.busy_ns)}}}}}'
+        )
 
     def _write_ranges(self) -> None:
         lanes, at = Lanes(nested=True), None
@@ -185,6 +204,9 @@ class _Writer:
                 lanes, at = Lanes(nested=True), place
             is_closed = end is not None and end >= start
             lane = lanes.place(start, end if is_closed else None)
+            if lane is None:
+                self._written.left_out[f"ranges that overlap {MOST_LANES} others of their thread"] += 1
+                continue
             pid, tid = self._tracks.thread(*place, lane)
             when = self._when(start, end - start) if is_closed else f'"ts": {_us(start - self._base)}'
             phase = "X" if is_closed else "B"  # a range that was never closed has no end
@@ -199,12 +221,12 @@ class _Writer:
         fixed = ("device_id", "start_ns", "end_ns", "counter_group", "process")
         for row in self._rows("SELECT * FROM samples ORDER BY process, device_id, start_ns, counter_group"):
             counters = {name: value for name, value in row.items() if name not in fixed}
-            self._write_counters(row["process"], row["device_id"], row["start_ns"], counters, "samples")
+            self._write_counters(row["process"], row["device_id"], row["start_ns"], counters, "sample")
 
     def _write_device_state(self) -> None:
         for row in self._rows("SELECT * FROM device_state ORDER BY process, device_id, time_ns"):
             counters = {name: row[name] for name in STATE}
-            self._write_counters(row["process"], row["device_id"], row["time_ns"], counters, "device_state")
+            self._write_counters(row["process"], row["device_id"], row["time_ns"], counters, "device state")
 
     def _write_counters(self, process: str, device: int, at: int, values: Mapping[str, Any], what: str) -> None:
         known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
@@ -271,6 +293,11 @@ class _Tracks:
         pid = self.device(process, device)
         return pid, self._thread(pid, ("stream", process, device, stream, lane), f"stream {stream}", lane)
 
+    def verdicts(self, process: str, device: int, stream: int) -> tuple[int, int]:
+        """Process and thread for the verdicts of a stream."""
+        pid = self.device(process, device)
+        return pid, self._thread(pid, ("verdicts", process, device, stream), f"stream {stream}, verdicts", 0)
+
     def thread(self, process: str, thread: int, lane: int) -> tuple[int, int]:
         """Process and thread for ranges."""
         pid = self._process(("host", process), f"host ({process})", 1000 * self._place(process))
@@ -329,10 +356,14 @@ def _value(value: Any) -> str:
     return json.dumps(value)
 
 
-def _class_part(row: Mapping[str, Any]) -> tuple[str, str]:
-    """What all launches of a class share: category, colour and name; and the beginning of the arguments."""
+def _colour(bound: str) -> str:
+    return f'"cname": "{COLOURS.get(bound, "grey")}"'
+
+
+def _class_part(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What all launches of a class share: verdict; category, colour and name; the beginning of the arguments."""
     bound = row["bound"] or "undetermined"
-    head = f'"cat": "kernel,{bound}", "cname": "{COLOURS.get(bound, "grey")}", "name": {_text(row["name"])}'
+    head = f'"cat": "kernel,{bound}", {_colour(bound)}, "name": {_text(row["name"])}'
     args = {
         "kernel_class_id": str(row["kernel_class_id"]),
         **{name: row[name] for name in VERDICT},
@@ -340,12 +371,12 @@ def _class_part(row: Mapping[str, Any]) -> tuple[str, str]:
         "block": [row["block_x"], row["block_y"], row["block_z"]],
         **{name: row[name] for name in ("registers_per_thread", "static_shared_bytes", "dynamic_shared_bytes")},
     }
-    return head, _inside(args)
+    return bound, head, _inside(args)
 
 
-def _unknown_class(id_: int) -> tuple[str, str]:
+def _unknown_class(id_: int) -> tuple[str, str, str]:
     """A launch whose class was lost with its shard."""
-    return f'"cat": "kernel,undetermined", "name": "class {id_}"', f'"kernel_class_id": "{id_}"'
+    return "undetermined", f'"cat": "kernel,undetermined", "name": "class {id_}"', f'"kernel_class_id": "{id_}"'
 
 
 def _launch_part(work: _Work) -> str:

@@ -15,14 +15,16 @@ class Lanes:
         self._nested = nested
         self._lanes: list[list[float]] = []  # ends of the slices that are open in each lane
 
-    def place(self, start: int, end: int | None) -> int:
-        """The first lane that has room from `start` to `end` (None: never ends)."""
+    def place(self, start: int, end: int | None) -> int | None:
+        """The first lane that has room from `start` to `end` (None: never ends); None where all are taken."""
         until = float("inf") if end is None else end
         for number, open_ in enumerate(self._lanes):
             while open_ and open_[-1] <= start:
                 open_.pop()
-            if not open_ or (self._nested and until <= open_[-1]) or number == MOST_LANES - 1:
+            if not open_ or (self._nested and until <= open_[-1]):
                 open_.append(until)
                 return number
+        if len(self._lanes) == MOST_LANES:
+            return None
         self._lanes.append([until])
         return len(self._lanes) - 1

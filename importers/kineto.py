@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from nanalyze.importers.kineto_events import Collected
 from nanalyze.importers.kineto_json import TraceFile
 from nanalyze.importers.kineto_ranges import STILL_OPEN, nest
 from nanalyze.importers.kineto_spool import Column, Columns, joined, replaced
-from nanalyze.importers.kineto_stream import GZIP_MAGIC, Stream
+from nanalyze.importers.kineto_stream import GZIP_MAGIC, Stream, unpacked_head
 from nanalyze.importers.options import ImportFailed, Options
 from nanalyze.importers.sink import Sink
 
@@ -66,10 +65,7 @@ _DEVICE_COLUMNS = {
 def detect(path: Path, head: bytes) -> bool:
     """JSON with trace events in it: their key, or a bare array of events."""
     if head.startswith(GZIP_MAGIC):
-        try:
-            head = zlib.decompressobj(wbits=31).decompress(head, 2**20)
-        except zlib.error:
-            return False
+        head = unpacked_head(head, 2**20)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"["):
         return bool(_EVENT_KEYS.search(text))

@@ -322,8 +322,7 @@ class Collected:
         )
 
     def _range(self, event: Event, name: str, source: str, facts: dict[str, Any]) -> dict[str, Any]:
-        start = numbers.ns_of(bytes(event.ts))
-        duration = numbers.ns_of(bytes(event.dur))
+        start, duration = numbers.span_ns(bytes(event.ts), bytes(event.dur))
         is_open = start is None or duration is None or duration < 0
         return {
             "name": name,
@@ -362,8 +361,8 @@ class Collected:
             if name in UNNAMED:
                 self._sink.refuse("names of kernels in cuda_profiler_range events that the profiler did not know")
             class_id = self._class_id(name or "__missing__", KernelArgs())
-            start = numbers.ns_of(bytes(event.ts)) or 0
-            end = start + max(numbers.ns_of(bytes(event.dur)) or 0, 0)
+            start, duration = numbers.span_ns(bytes(event.ts), bytes(event.dur))
+            end = (start or 0) + max(duration or 0, 0)
             rows += [(self._measured, end, device, class_id, *metric) for metric in self._metrics(event)]
         if rows:
             launches, ends, devices, classes, metrics, values = zip(*rows, strict=True)
@@ -404,8 +403,9 @@ class Collected:
         return [event for event, _ in kept], [a for _, a in kept]
 
     def _times(self, group: list[Event]) -> dict[str, Any]:
-        starts, no_start = numbers.exact_ns([event.ts for event in group])
-        durations, no_duration = numbers.exact_ns([event.dur for event in group])
+        starts, no_start, durations, no_duration = numbers.spans_ns(
+            [event.ts for event in group], [event.dur for event in group]
+        )
         backwards = durations < 0
         self._sink.refuse("GPU work without a start", int(no_start.sum()))
         self._sink.refuse("GPU work without a duration", int(no_duration.sum()))

@@ -29,6 +29,7 @@ from nanalyze.importers.options import ImportFailed, Limits
 
 LONGEST_EVENT = 8 * 2**20
 LONGEST_HEADER = 64 * 2**20  # what stands before the events: process groups of thousands of ranks
+MOST_TRIES = 16  # places that look like the beginning of the events, before the header counts as damaged
 MOST_DAMAGE = 1000  # places, before the rest of the file is given up
 _NOTHING = Raw()
 
@@ -122,13 +123,16 @@ class TraceFile:
             return False
         if first != b"{":
             raise self._failed("is not JSON", "Give the file that torch.profiler's export_chrome_trace wrote.")
-        tried = start
+        tried, tries = start, 0
         while True:
             for match in _TRACE_EVENTS.finditer(self._buffer, tried):
                 if self._take_members(self._buffer[start : match.start()] + b'"":0}'):
                     self._drop(match.end())
                     return True
-            if self._at_end or len(self._buffer) > LONGEST_HEADER:
+                tries += 1
+                if tries >= MOST_TRIES:
+                    break
+            if self._at_end or len(self._buffer) > LONGEST_HEADER or tries >= MOST_TRIES:
                 return self._find_events_behind_damage(start)
             tried = max(start, len(self._buffer) - 100)
             self._more()
@@ -236,6 +240,8 @@ class TraceFile:
             if character in b"[{":
                 open_.append(character)
                 if len(open_) >= self._limits.nesting:
+                    if _BETWEEN.search(self._buffer, start, token.start()):
+                        return None, "brackets are never closed"  # events begin within it: it does not truly nest
                     raise self._nested(token.start())
             elif character in b"]}":
                 if open_.pop() != _PAIRS[character]:

@@ -44,6 +44,35 @@ def exact_ns(texts: Sequence[Raw]) -> tuple[Integers, Missing]:
     return np.array([value or 0 for value in values], dtype=np.int64), missing
 
 
+def spans_ns(starts: Sequence[Raw], durations: Sequence[Raw]) -> tuple[Integers, Missing, Integers, Missing]:
+    """Starts and durations of the same events in ns, and where there is none.
+
+    A duration without a fraction counts in the unit of its start: nanoseconds where that is in nanoseconds.
+    """
+    begin, no_start = exact_ns(starts)
+    length, no_duration = exact_ns(durations)
+    if starts and _regular(starts) is None:
+        pairs = zip(starts, durations, strict=True)
+        in_ns = np.array([_in_ns(bytes(start)) and _is_whole(bytes(duration)) for start, duration in pairs], dtype=bool)
+        length = np.where(in_ns, length // 1000, length)
+    return begin, no_start, length, no_duration
+
+
+def span_ns(start: bytes, duration: bytes) -> tuple[int | None, int | None]:
+    """As `spans_ns`, for one event."""
+    begin, length = ns_of(start), ns_of(duration)
+    return begin, length // 1000 if length and _in_ns(start) and _is_whole(duration) else length
+
+
+def _in_ns(text: bytes) -> bool:
+    """Whether an instant is written in whole nanoseconds."""
+    return _is_whole(text) and len(text.strip(b' "').lstrip(b"-0")) > len(str(NS_FROM)) - 1
+
+
+def _is_whole(text: bytes) -> bool:
+    return text.strip(b' "').lstrip(b"-").isdigit()
+
+
 def _regular(texts: Sequence[Raw]) -> Integers | None:
     """All at once, where all have three decimals or all have none; None where they differ."""
     joined = b",".join(texts)
@@ -54,7 +83,7 @@ def _regular(texts: Sequence[Raw]) -> Integers | None:
     dots = np.flatnonzero(characters == ord("."))
     if not len(dots):
         whole = np.fromstring(joined, np.int64, sep=",")
-        return whole * 1000 if len(whole) == len(texts) and np.abs(whole).max() < NS_FROM // 1000 else None
+        return whole * 1000 if len(whole) == len(texts) and np.abs(whole).max() < _NS_MAX // 1000 else None
     if len(dots) != len(texts) or np.any(ends - dots != 4):
         return None
     values = np.fromstring(joined.replace(b".", b""), np.int64, sep=",")

@@ -135,6 +135,17 @@ class Stream:
             )
 
 
+def unpacked_head(packed: bytes, most: int) -> bytes:
+    """What the beginning of a gzip file unpacks to, up to where it is damaged and about `most` bytes."""
+    pieces: list[bytes] = []
+    inflate = zlib.decompressobj(wbits=31)
+    for piece in _up_to_damage(inflate, packed):
+        pieces.append(piece)
+        if sum(map(len, pieces)) >= most:
+            break
+    return b"".join(pieces)
+
+
 def _up_to_damage(inflate: Any, packed: bytes) -> Iterator[bytes]:
     """What can be unpacked before the data turn invalid: zlib gives nothing of a piece that fails."""
     for start in range(0, len(packed), 64):

@@ -212,8 +212,12 @@ class _Reader:
             launch.put(metric, None)
             return
         value, known = self._value(text, unit or "", metric)
-        if not known.known:
-            self._sink.count("values in units that are not known, taken as they are")
+        if not known.known and value is not None:
+            if _is_scalable(metric):
+                self._sink.refuse("bytes, times and frequencies in units that are not known")
+                value = None
+            else:
+                self._sink.count("values in units that are not known, taken as they are")
         if not launch.put(metric, value, known.scaled and value is not None):
             self._sink.count("values that repeat another")
 

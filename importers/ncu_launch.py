@@ -117,16 +117,22 @@ class Launches:
     def write(self, process: str, launch: Launch) -> None:
         """Add one launch of `process` (a partition's name) to the run."""
         batch = self._pending.setdefault(process, _Batch())
+        known = {name: value for name, value in launch.metrics.items() if value is not None}
+        derived = metrics.derive(known)
         class_id = None
         if launch.is_graph:
             self._sink.count("graph launches")
         else:
-            class_id = self._sink.kernel_class(process, kernel_class(launch, self._sink), launch.display)
-            _append(batch.kernels, _kernel_row(launch, class_id))
+            class_id = self._sink.kernel_class(process, kernel_class(launch, self._sink), launch.display or "(no name)")
+            _append(batch.kernels, _kernel_row(launch, class_id, derived.get("duration_ns")))
             self._sink.count("launches")
+            self._sink.refuse("kernels without a name", not launch.name)
         self._tell_device(process, launch)
         self._check_rule(launch)
-        self._add_metrics(batch, launch, class_id)
+        self._add_metrics(batch, launch, derived, class_id)
+        self._sink.count("metrics", len(launch.metrics))
+        self._sink.count("metrics without a number", len(launch.metrics) - len(known))
+        self._sink.count("counters worked out from other metrics", len(derived))
         if len(batch.metrics) >= BATCH_ROWS:
             self._flush(process)
 
@@ -134,9 +140,8 @@ class Launches:
         for process in list(self._pending):
             self._flush(process)
 
-    def _add_metrics(self, batch: _Batch, launch: Launch, class_id: int | None) -> None:
-        known = {name: value for name, value in launch.metrics.items() if value is not None}
-        derived = metrics.derive(known)
+    @staticmethod
+    def _add_metrics(batch: _Batch, launch: Launch, derived: Mapping[str, float], class_id: int | None) -> None:
         row = {
             "scope": "graph" if launch.is_graph else "kernel",
             "device_id": launch.device,
@@ -150,9 +155,6 @@ class Launches:
         batch.sizes.append(len(told))
         batch.metrics.extend(told)
         batch.values.extend(told.values())
-        self._sink.count("metrics", len(launch.metrics))
-        self._sink.count("metrics without a number", len(launch.metrics) - len(known))
-        self._sink.count("counters worked out from other metrics", len(derived))
 
     def _check_rule(self, launch: Launch) -> None:
         compute, memory = launch.metrics.get(metrics.COMPUTE), launch.metrics.get(metrics.MEMORY)
@@ -181,11 +183,11 @@ def _append(columns: dict[str, list[Any]], row: Mapping[str, Any]) -> None:
         values.append(row[name])
 
 
-def _kernel_row(launch: Launch, class_id: int) -> dict[str, Any]:
+def _kernel_row(launch: Launch, class_id: int, derived_ns: float | None) -> dict[str, Any]:
     context = launch.whole("launch__context_id") if launch.context_id is None else launch.context_id
     stream = launch.whole("launch__stream_id") if launch.stream_id is None else launch.stream_id
     return {
-        "duration_ns": duration_ns(launch),
+        "duration_ns": duration_ns(launch, derived_ns),
         "kernel_class_id": class_id,
         "device_id": launch.device,
         "context_id": context,
@@ -194,9 +196,13 @@ def _kernel_row(launch: Launch, class_id: int) -> dict[str, Any]:
     }
 
 
-def duration_ns(launch: Launch) -> int | None:
-    """Time on the GPU in whole nanoseconds; None where it is missing, negative or no sane number."""
+def duration_ns(launch: Launch, derived_ns: float | None = None) -> int | None:
+    """Time on the GPU in whole nanoseconds; None where it is missing, negative or no sane number.
+
+    `derived_ns` counts where the tool did not measure it.
+    """
     value = launch.metrics.get(metrics.DURATION)
+    value = derived_ns if value is None else value
     if value is None or not math.isfinite(value) or not 0 <= value < 2**63:
         return None
     return round(value)

@@ -166,7 +166,7 @@ def _is_metric(name: str) -> bool:
 
 
 def _metric_column(place: int, name: str) -> tuple[int, str, str]:
-    headed = _HEADED_UNIT.fullmatch(name)
+    headed = _HEADED_UNIT.fullmatch(name) if len(name) <= metrics.LONGEST_METRIC else None
     title, unit = headed.groups() if headed else (name, "")
     return place, metrics.metric_of("", title, unit), unit
 

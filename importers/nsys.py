@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from nanalyze.importers import nsys_ranges, nsys_samples
+from nanalyze.importers.demangling import Demangler
 from nanalyze.importers.nsys_devices import Machine, describe, pid_of, rows_of, vm_of
 from nanalyze.importers.nsys_source import SQLITE_MAGIC, Columns, Source, Wanted, open_source, parquet_files, select
 from nanalyze.importers.options import ImportFailed, Options
 from nanalyze.importers.sink import Sink
 from nanalyze.importers.sqlite_pages import distinct
-from nanalyze.recorder.demangle import demangle
 from nanalyze.recorder.launches import COPY_KINDS, MEMORY_KINDS
 from nanalyze.rundir.classes import KernelClass
 
@@ -64,11 +65,8 @@ def read(paths: Sequence[Path], sink: Sink, options: Options, progress: Callable
     """Feed `sink` from each export; ImportFailed for one that is none or has no GPU work."""
     for number, path in enumerate(paths):
         _refuse_reports(path)
-        source = open_source(path)
-        try:
-            _Export(source, sink, options, str(number) if len(paths) > 1 else "").read(progress)
-        finally:
-            source.close()
+        with closing(open_source(path)) as source, Demangler() as demangler:
+            _Export(source, sink, options, demangler, str(number) if len(paths) > 1 else "").read(progress)
 
 
 def _refuse_reports(path: Path) -> None:
@@ -101,12 +99,13 @@ class _Launches:
 class _Export:
     """One export on its way into the sink."""
 
-    def __init__(self, source: Source, sink: Sink, options: Options, number: str) -> None:
+    def __init__(self, source: Source, sink: Sink, options: Options, demangler: Demangler, number: str) -> None:
         self.source = source
         self.sink = sink
         self.options = options
         self.machine: Machine = describe(source)
         self.origin_ns = self.machine.epoch_ns or 0
+        self._demangler = demangler
         self._number = number
         self._processes: dict[int, str] = {}
         self._launches: dict[int, _Launches] = {}
@@ -350,7 +349,7 @@ class _Export:
         grid, block, cluster = ((numbers[at], numbers[at + 1], numbers[at + 2]) for at in (0, 3, 6))
         resources = [row.get(name) for name in RESOURCES]
         kernel = KernelClass(symbol.encode("utf-8", "backslashreplace"), grid, block, cluster, *resources)
-        return self.sink.kernel_class(partition, kernel, readable or demangle(symbol))
+        return self.sink.kernel_class(partition, kernel, readable or self._demangler.name(symbol))
 
     def _why_no_kernels(self) -> tuple[str, str]:
         """Why there is none, and what to do, from what else the export holds."""
@@ -441,10 +440,11 @@ def _with_classes(chunk: Columns) -> tuple[Columns, _ClassKeys]:
 def _launch_names(chunk: Columns) -> list[int]:
     if not {"id", "value"} <= chunk.keys():
         return []
+    ids = np.ma.asarray(chunk["id"]).tolist()
     return [
-        int(id_)
-        for id_, value in zip(chunk["id"], chunk["value"], strict=True)
-        if value and len(value) < 200 and "Launch" in value
+        id_
+        for id_, value in zip(ids, chunk["value"], strict=True)
+        if id_ is not None and value and len(value) < 200 and "Launch" in value
     ]
 
 

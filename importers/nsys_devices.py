@@ -26,6 +26,19 @@ NUMBERS = {
 }
 OTHERS = ("vmId", "id", "cuDevice", "maxWarpsPerSm")
 NAMES = ("name", "uuid", "chipName")
+# Exports before mid-2021 describe GPUs here, under CUPTI's names; the units of its clocks are not documented.
+EARLY_GPUS = "TARGET_INFO_CUDA_GPU"
+EARLY = {
+    "deviceId": "cuDevice",
+    "computeCapabilityMajor": "computeMajor",
+    "computeCapabilityMinor": "computeMinor",
+    "numMultiprocessors": "smCount",
+    "numThreadsPerWarp": "threadsPerWarp",
+    "maxWarpsPerMultiprocessor": "maxWarpsPerSm",
+    "maxBlocksPerMultiprocessor": "maxBlocksPerSm",
+    "globalMemorySize": "totalMemory",
+    "l2CacheSize": "l2CacheSize",
+}
 PID_BITS = 24
 
 
@@ -101,7 +114,7 @@ def describe(source: Source) -> Machine:
     """Read every table of descriptions that is there."""
     machine = Machine()
     columns = tuple(name for names in NUMBERS.values() for name in names)
-    machine.gpus = rows_of(source, "TARGET_INFO_GPU", (*columns, *OTHERS), NAMES)
+    machine.gpus = rows_of(source, "TARGET_INFO_GPU", (*columns, *OTHERS), NAMES) or _early_gpus(source)
     for row in rows_of(source, "TARGET_INFO_CUDA_DEVICE", ("gpuId", "cudaId", "pid")):
         if row["gpuId"] is not None and row["cudaId"] is not None:
             machine.gpu_of[(row["pid"] or 0, row["cudaId"])] = row["gpuId"]
@@ -118,6 +131,13 @@ def describe(source: Source) -> Machine:
         if row["utcEpochNs"] is not None and 0 < row["utcEpochNs"] < 4_000_000_000_000_000_000:
             machine.epoch_ns = row["utcEpochNs"]
     return machine
+
+
+def _early_gpus(source: Source) -> list[dict[str, Any]]:
+    """The GPUs of an export before mid-2021, with today's names for what is told of them."""
+    nothing = dict.fromkeys((*(name for names in NUMBERS.values() for name in names), *OTHERS, *NAMES))
+    rows = rows_of(source, EARLY_GPUS, tuple(EARLY), ("name", "uuid"))
+    return [{**nothing, **{EARLY.get(name, name): value for name, value in row.items()}} for row in rows]
 
 
 def _value(rows: list[dict[str, Any]], *names: str) -> str | None:

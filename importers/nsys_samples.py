@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nanalyze.importers.nsys import _Export
 
 TABLE = "GPU_METRICS"
+GENERIC_TABLE = "GENERIC_EVENTS"
 NAMES_TABLE = "TARGET_INFO_GPU_METRICS"
 DEVICE_MASK = 0xFF  # of typeId: the id of the GPU in TARGET_INFO_GPU
 MOST_METRICS = 1000
@@ -55,6 +56,7 @@ class _Device:
 def read(export: _Export) -> None:
     """Feed the table `samples`; samples belong to the process that used the device first."""
     if TABLE not in export.source.tables:
+        _count_generic_events(export)
         return
     names = _names(export)
     devices: dict[int, _Device] = {}
@@ -63,6 +65,12 @@ def read(export: _Export) -> None:
             _collect(export, chunk, names, devices)
     for type_id, device in devices.items():
         _write(export, type_id, device, is_last=True)
+
+
+def _count_generic_events(export: _Export) -> None:
+    """Tell of the table in which the first versions with GPU metrics kept them, as JSON without units."""
+    for chunk in export.source.scan(Wanted(GENERIC_TABLE, ("timestamp",))):
+        export.sink.refuse("generic events (the first versions kept GPU metrics there)", len(chunk["timestamp"]))
 
 
 def _names(export: _Export) -> dict[int, dict[int, str]]:

@@ -16,6 +16,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ CHUNK_ROWS = 250_000  # of Parquet
 FETCHED_ROWS = 50_000
 LONGEST_TEXT = 64 * 2**20  # of one value; names of kernels run to 100 kB
 SMALLEST_ROW_BYTES = 4  # in SQLite: a damaged file cannot make a scan longer than this allows
+ROWS_FREE, ROWS_A_BYTE = 1_000_000, 10  # in Parquet: instants and ids compress to some bytes a row
 EXPORT_AGAIN = "Export it again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep"
 THREADS = min(4, os.cpu_count() or 1)
 
@@ -256,38 +258,50 @@ class ParquetSource:
         self.path = path
         self._files = {file.stem: file for file in parquet_files(path)}
         self._strings: dict[int, str] | None = None
-        self.tables: dict[str, frozenset[str]] = {
-            name: frozenset(self._open(name).schema_arrow.names) for name in self._files
-        }
+        self.tables: dict[str, frozenset[str]] = {name: self._columns_of(name) for name in self._files}
+
+    def _columns_of(self, table: str) -> frozenset[str]:
+        """The names of a table's columns. Run lengths could make a few bytes stand for any number of rows."""
+        with self._told_of(table), self._open(table) as file:
+            if file.metadata.num_rows > ROWS_FREE + ROWS_A_BYTE * self._files[table].stat().st_size:
+                raise ValueError("it has more rows than its size allows")
+            return frozenset(file.schema_arrow.names)
 
     def _open(self, table: str) -> Any:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
+        with self._told_of(table):
             return pq.ParquetFile(self._files[table])
-        except (pa.ArrowException, OSError) as error:
+
+    @contextmanager
+    def _told_of(self, table: str) -> Iterator[None]:
+        """What pyarrow raises for a damaged file, names that are no UTF-8 among it, as ImportFailed."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
             raise self._damaged(table, error) from error
 
     def _damaged(self, table: str, error: BaseException) -> ImportFailed:
         return ImportFailed(self._files[table], f"cannot be read as Parquet: {error}", EXPORT_AGAIN)
 
     def scan(self, wanted: Wanted, then: Callable[[Columns], Any] = same) -> Iterator[Any]:
-        import pyarrow as pa
-
         present = self.tables.get(wanted.table, frozenset())
         names = [name for name in (*wanted.integers, *wanted.texts, *wanted.reals) if name in present]
         if not names:
             return
         read = [*names, *([wanted.only[0]] if wanted.only and wanted.only[0] in present else [])]
         with self._open(wanted.table) as file:
-            try:
-                for batch in file.iter_batches(CHUNK_ROWS, columns=list(dict.fromkeys(read))):
-                    chunk = self._chunk(wanted, names, batch)
-                    if chunk:
-                        yield then(chunk)
-            except (pa.ArrowException, OSError) as error:
-                raise self._damaged(wanted.table, error) from error
+            batches = file.iter_batches(CHUNK_ROWS, columns=list(dict.fromkeys(read)))
+            while True:
+                with self._told_of(wanted.table):
+                    batch = next(batches, None)
+                    chunk = self._chunk(wanted, names, batch) if batch is not None else {}
+                if batch is None:
+                    return
+                if chunk:
+                    yield then(chunk)
 
     def _chunk(self, wanted: Wanted, names: Sequence[str], batch: Any) -> Columns:
         typed: Columns = {}
@@ -397,7 +411,8 @@ def texts(values: Any) -> list[str | None]:
 
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-        values = values.cast(pa.binary()) if pa.types.is_string(values.type) else values
+        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+            values = values.cast(pa.large_binary())
         values = values.to_pylist()
     return [value if value is None else _text(value) for value in values]
 

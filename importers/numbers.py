@@ -91,6 +91,13 @@ def parse(text: str, format_: Format) -> Decimal | None:
     return value
 
 
+def _value_or_none(text: str, format_: Format) -> Decimal | None:
+    try:
+        return parse(text, format_)
+    except ValueError:
+        return None
+
+
 @dataclass
 class Evidence:
     """What the numbers of one file say about how they are written."""
@@ -107,13 +114,13 @@ class Evidence:
         readings = [format_.name for format_ in (EN, DE) if format_.pattern.fullmatch(text)]
         if len(readings) == 1:
             self._prove(readings[0], text)
-        elif readings and parse(text, EN) != parse(text, DE):
+        elif readings and _value_or_none(text, EN) != _value_or_none(text, DE):
             self.doubtful = self.doubtful or text
 
     def see_value(self, text: str, value: Decimal) -> None:
         """Take into account a number whose value is known from another place of the file."""
         readings = [format_ for format_ in (EN, DE) if format_.pattern.fullmatch(clean(text))]
-        fitting = [format_.name for format_ in readings if parse(text, format_) == value]
+        fitting = [format_.name for format_ in readings if _value_or_none(text, format_) == value]
         if len(readings) == 2 and len(fitting) == 1:
             self._prove(fitting[0], text)
 
@@ -143,6 +150,7 @@ class Evidence:
 _POWERS = {"": 0, "n": -9, "u": -6, "µ": -6, "μ": -6, "m": -3, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
 _SECONDS = ("second", "seconds", "sec", "s")
+_BYTE_SIGN = re.compile(r"(|Ki|Mi|Gi|Ti|Pi|[kKMGTP])B")  # not b, which would be bits
 # Words that take a prefix. Others are taken as they stand: Nsight Compute scales only these.
 _COUNTED = frozenset(
     ("byte", "bytes", "hz", "cycle", "cycles", "inst", "instruction", "op", "ops", "flop", "flops")
@@ -204,6 +212,9 @@ def _seconds(word: str) -> Decimal | None:
 
 
 def _counted(word: str) -> tuple[Decimal, bool]:
+    sign = _BYTE_SIGN.fullmatch(word)
+    if sign:
+        return Decimal(2) ** _BINARY[sign[1]] if sign[1] in _BINARY else Decimal(10) ** _POWERS[sign[1]], True
     if word == "%" or word.lower() in _COUNTED:
         return Decimal(1), True
     for prefix in sorted((*_BINARY, *_POWERS), key=len, reverse=True):

@@ -8,13 +8,18 @@ from pathlib import Path
 
 from nanalyze.rundir.errors import NanalyzeError
 
+LONGEST_REASON = 1000  # characters
 LOCALES = ("en", "de")  # how numbers are written: 1,234.5 and 1.234,5
 
 
 class ImportFailed(NanalyzeError):
-    """A file that cannot be imported: what is wrong with it, and what to do about it."""
+    """A file that cannot be imported: what is wrong with it, and what to do about it.
+
+    Libraries quote what they could not read in their reasons, so these are brought onto one line.
+    """
 
     def __init__(self, path: str | os.PathLike[str], reason: str, remedy: str) -> None:
+        reason = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(reason.split()))[:LONGEST_REASON]
         super().__init__(f"{os.fspath(path)}: {reason.rstrip('.')}. {remedy}".rstrip())
         self.path = Path(path)
         self.reason = reason
@@ -35,7 +40,7 @@ class Limits:
     unpacked_free_bytes: int = 256 * 2**20
     nesting: int = 99
     launches: int = 200_000_000  # that one number in a file may stand for (aggregated profiles)
-    text_bytes: int = 2 * 2**30  # of a file that must be held in memory as a whole
+    text_bytes: int = 256 * 2**20  # of a file that must be held in memory as a whole: objects take 20 times as much
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Triton Proton: `.hatchet` profiles, a tree of scopes with kernels at its leaves.
+"""Triton Proton: `.hatchet` profiles, JSON or MessagePack, a tree of scopes with kernels at its leaves.
 
 Proton keeps sums: a node says how often its kernel ran and for how long in total. Each of those
 launches becomes a row with the mean duration, so counts and totals are those of the file to the
@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from nanalyze.importers.demangling import Demangler
 from nanalyze.importers.options import ImportFailed, Options
 from nanalyze.importers.sink import Sink
-from nanalyze.recorder.demangle import demangle
 from nanalyze.rundir.classes import KernelClass
 
 KIND = "proton"
@@ -39,12 +40,20 @@ SPELLINGS = {"deviceid": DEVICE, "devicetype": DEVICE_TYPE}  # of the schema of 
 WARP_SIZE = 32  # of every NVIDIA GPU so far; Proton does not say
 TRANSFERS_PER_CLOCK, BITS_PER_BYTE = 2, 8
 RECORD_AGAIN = "Write the profile again with data='tree': proton -d tree SCRIPT"
+COPY_AGAIN = "It was cut off: copy it again."
+MESSAGEPACK_SUFFIX = ".hatchet_msgpack"
+MESSAGEPACK_START = re.compile(rb"[\x91\x92][\x81-\x83]\xa5frame")  # a list of one or two: the root, the devices
+LONGEST_LIST = 1000  # numbers of one metric that are kept
 
 
 def detect(path: Path, head: bytes) -> bool:
-    """A JSON list of nodes that have a `frame`."""
+    """A list of nodes that have a `frame`, in JSON or MessagePack."""
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return path.suffix == ".hatchet_msgpack" or (start.startswith(b"[") and _is_tree(start))
+    return _is_messagepack(path, head) or (start.startswith(b"[") and _is_tree(start))
+
+
+def _is_messagepack(path: Path, head: bytes) -> bool:
+    return bool(MESSAGEPACK_START.match(head)) or (path.suffix == MESSAGEPACK_SUFFIX and head[:1] not in (b"[", b" "))
 
 
 def _is_tree(start: bytes) -> bool:
@@ -58,12 +67,13 @@ def read(paths: Sequence[Path], sink: Sink, options: Options, progress: Callable
         progress(number, len(paths))
         roots, devices = _parsed(path, options)
         partition = sink.process(f"unknown-{path.stem}")
-        profile = _Profile(path, partition, sink, options)
-        for root in roots:
-            profile.read(root)
-        if not profile.launches:
-            raise ImportFailed(path, *profile.why_empty())
-        profile.finish(devices)
+        with Demangler() as demangler:
+            profile = _Profile(path, partition, sink, options, demangler)
+            for root in roots:
+                profile.read(root)
+            if not profile.launches:
+                raise ImportFailed(path, *profile.why_empty())
+            profile.finish(devices)
     progress(len(paths), len(paths))
     sink.note("Proton keeps sums: every launch of a node has the node's mean duration, and no start.")
     sink.note("Instants are not times: launches stand in the order of the tree, each as long as it ran.")
@@ -75,26 +85,17 @@ def read(paths: Sequence[Path], sink: Sink, options: Options, progress: Callable
 
 def _parsed(path: Path, options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The roots of the tree and the description of the devices."""
-    if path.suffix == ".hatchet_msgpack":
-        raise ImportFailed(
-            path, "is a profile in MessagePack", "Write it as JSON: proton.finalize(output_format='hatchet')"
-        )
     if path.stat().st_size > options.limits.text_bytes:
         raise ImportFailed(
-            path, f"is larger than {options.limits.text_bytes:,} bytes", "A profile of this size is damaged."
+            path,
+            f"is larger than {options.limits.text_bytes:,} bytes",
+            "Write it in phases: proton.start(mode='periodic_flushing'), then import all of its files.",
         )
+    raw = path.read_bytes()
     try:
-        text = path.read_bytes().decode("utf-8", "backslashreplace").lstrip("\ufeff")
-        content = json.loads(text, parse_constant=lambda _: None)
+        content = _messagepack(path, raw) if _is_messagepack(path, raw[:64]) else _json(path, raw)
     except RecursionError:
         raise ImportFailed(path, "nests too deep for a profile", RECORD_AGAIN) from None
-    except json.JSONDecodeError as error:
-        at = len(text[: error.pos].encode("utf-8", "backslashreplace"))
-        raise ImportFailed(
-            path, f"is not valid JSON at byte {at:,}: {error.msg}", "It was cut off: copy it again."
-        ) from None
-    except ValueError as error:
-        raise ImportFailed(path, f"is not valid JSON: {error}", RECORD_AGAIN) from None
     if not isinstance(content, list):
         raise ImportFailed(path, "is no list of nodes", RECORD_AGAIN)
     roots = [node for node in content if isinstance(node, dict) and "frame" in node]
@@ -102,6 +103,25 @@ def _parsed(path: Path, options: Options) -> tuple[list[dict[str, Any]], dict[st
     if not roots:
         raise ImportFailed(path, "has no node with a frame", RECORD_AGAIN)
     return roots, others[0] if others else {}
+
+
+def _json(path: Path, raw: bytes) -> Any:
+    try:
+        text = raw.decode("utf-8", "backslashreplace").lstrip("\ufeff")
+        return json.loads(text, parse_constant=lambda _: None)
+    except json.JSONDecodeError as error:
+        at = len(text[: error.pos].encode("utf-8", "backslashreplace"))
+        raise ImportFailed(path, f"is not valid JSON at byte {at:,}: {error.msg}", COPY_AGAIN) from None
+    except ValueError as error:
+        raise ImportFailed(path, f"is not valid JSON: {error}", RECORD_AGAIN) from None
+
+
+def _messagepack(path: Path, raw: bytes) -> Any:
+    """The same tree as in JSON; Proton writes one document a file."""
+    try:
+        return msgspec.msgpack.decode(raw)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise ImportFailed(path, f"is not valid MessagePack: {error}", COPY_AGAIN) from None
 
 
 @dataclass(frozen=True)
@@ -135,7 +155,7 @@ class _Node:
     @property
     def work(self) -> dict[str, float]:
         """Flops and bytes that the user gave, by the name they have there."""
-        given = {name: _number(value) for name, value in self.metrics.items() if FLOPS.fullmatch(name) or name == BYTES}
+        given = {name: _number(value) for name, value in self.metrics.items() if _is_work(name)}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -145,7 +165,8 @@ def _node(raw: Any) -> _Node | None:
         return None
     frame, metrics, children = raw.get("frame"), raw.get("metrics"), raw.get("children")
     name = frame.get("name") if isinstance(frame, dict) else None
-    known = {_spelled(key): value for key, value in metrics.items()} if isinstance(metrics, dict) else {}
+    told = metrics.items() if isinstance(metrics, dict) else ()
+    known = {_spelled(key): value for key, value in told if isinstance(key, str)}
     kind = known.get(DEVICE_TYPE, raw.get("DeviceId"))
     return _Node(
         name if isinstance(name, str) and name else "(no name)",
@@ -153,6 +174,10 @@ def _node(raw: Any) -> _Node | None:
         children if isinstance(children, list) else [],
         kind if isinstance(kind, str) else None,
     )
+
+
+def _is_work(name: str) -> bool:
+    return name == BYTES or bool(FLOPS.fullmatch(name))
 
 
 def _spelled(key: str) -> str:
@@ -204,13 +229,14 @@ class _Share:
 class _Profile:
     """One profile on its way into the sink. `now` is the end of the line of launches so far."""
 
-    def __init__(self, path: Path, partition: str, sink: Sink, options: Options) -> None:
+    def __init__(self, path: Path, partition: str, sink: Sink, options: Options, demangler: Demangler) -> None:
         self.path = path
         self.partition = partition
         self.sink = sink
         self.options = options
         self.launches = 0
         self.now = 0
+        self._demangler = demangler
         self._other_devices: set[int] = set()
         self._metrics: set[str] = set()
         self._ranges: list[dict[str, Any]] = []
@@ -245,6 +271,7 @@ class _Profile:
         """The node's range, if it is one; its launches are written on the way."""
         self._metrics.update(node.metrics)
         work = node.work
+        self.sink.refuse("flops or bytes that are no finite number", sum(map(_is_work, node.metrics)) - len(work))
         is_range = bool(node.children) and not is_root
         row = self._range(node, parent) if is_range or any(work.values()) else None
         if node.launches:
@@ -258,14 +285,14 @@ class _Profile:
             "range_id": len(self._ranges) + 1,
             "parent_id": parent["range_id"] if parent else None,
             "depth": parent["depth"] + 1 if parent else 0,
-            "name": demangle(node.name),
+            "name": self._demangler.name(node.name),
             "source": "annotate",
             "thread_id": 0,
             "start_ns": self.now,
             "end_ns": None,
             "flops": sum(flops) if flops else None,
             "bytes": work.get(BYTES),
-            "attributes": json.dumps(_attributes(node)) if _attributes(node) else None,
+            "attributes": json.dumps(attributes) if (attributes := _attributes(node)) else None,
         }
         self.sink.count("scopes with flops or bytes" if work else "scopes")
         self._ranges.append(row)
@@ -290,7 +317,7 @@ class _Profile:
             )
         self._used.setdefault(device, node.device_type)
         kernel = KernelClass(node.name.encode("utf-8", "backslashreplace"), (0, 0, 0), (0, 0, 0))
-        class_id = self.sink.kernel_class(self.partition, kernel, demangle(node.name))
+        class_id = self.sink.kernel_class(self.partition, kernel, self._demangler.name(node.name))
         if node.name == "(no name)":
             self.sink.refuse("kernels without a name", count)
         if total is None:
@@ -371,11 +398,17 @@ class _Profile:
 def _attributes(node: _Node) -> dict[str, Any]:
     """What the user attached beyond flops and bytes, and the widths of the flops."""
     own = {COUNT, DEVICE, DEVICE_TYPE, BYTES, "flops"}
-    return {
-        name: value
-        for name, value in node.metrics.items()
-        if name not in own and not TIME.fullmatch(name) and isinstance(value, int | float | str)
-    }
+    told = {name: _plain(value) for name, value in node.metrics.items() if name not in own and not TIME.fullmatch(name)}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A metric as JSON can hold it: text, a finite number, or a list of them (a tensor's); None for anything else."""
+    if isinstance(value, str | bool):
+        return value
+    if isinstance(value, list):
+        return [_number(item) for item in value] if 0 < len(value) <= LONGEST_LIST else None
+    return value if _number(value) is not None else None
 
 
 # --- devices ---------------------------------------------------------------------------------------

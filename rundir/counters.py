@@ -169,4 +169,14 @@ COUNTERS: tuple[Counter, ...] = (
     _tensor("fp64", "Tensor operations on FP64 inputs.", "sm__ops_path_tensor_src_fp64"),
 )
 
-BY_NAME = {counter.name: counter for counter in COUNTERS}
+# What other tools' files tell in place of counters above; the recorder does not spend a pass on them.
+IMPORTED: tuple[Counter, ...] = (
+    Counter(
+        "dram_bytes",
+        "bytes",
+        "Read from and written to DRAM, where the two were counted together.",
+        ("dram__bytes.sum",),
+    ),
+)
+
+BY_NAME = {counter.name: counter for counter in (*COUNTERS, *IMPORTED)}

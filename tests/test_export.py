@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from trace import T0, Trace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -23,6 +26,7 @@ import nanalyze.analysis as na
 from nanalyze import commands, exporters
 from nanalyze.exporters import chrome, tables
 from nanalyze.exporters.lanes import MOST_LANES, Lanes
+from nanalyze.exporters.verdict_track import IDLE_NS, VerdictTrack
 from nanalyze.rundir.errors import NanalyzeError
 
 HOSTILE = '</script>"\'\\\x00\x1b[2J\n\u2028,=HYPERLINK("x")\U0001f600'
@@ -186,6 +190,65 @@ def test_copies_and_counter_tracks(run: na.Run, tmp_path: Path) -> None:
     ]
 
 
+def test_verdicts_are_tracks_beside_the_streams(run: na.Run, tmp_path: Path) -> None:
+    done = exporters.export(run, "chrome", tmp_path / "trace.json")
+    events = events_of(tmp_path / "trace.json")
+    threads = tracks(events, "thread_name")
+    stretches = [e for e in events if e.get("cat") == "verdict"]
+    told = [(e["name"], e["ts"], e["dur"], threads[e["pid"], e["tid"]], e["args"]) for e in stretches]
+    assert told == [
+        # Two kernels of 500 and 300 ns, 101 ns of them at once.
+        (
+            *("compute", Decimal("1.001"), Decimal("0.699"), "stream 7, verdicts"),
+            {"kernels": 2, "busy_us": Decimal("0.8")},
+        ),
+        (
+            *("launch", Decimal("2.000"), Decimal("0.001"), "stream 9, verdicts"),
+            {"kernels": 1, "busy_us": Decimal("0.001")},
+        ),
+    ]
+    assert done.rows["verdict stretches"] == 2
+    assert stretches[0]["cname"] == chrome.COLOURS["compute"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 500_000), st.integers(0, 300_000)), max_size=40))
+def test_stretches_follow_each_other_and_hold_every_kernel(kernels: list[tuple[str, int, int]]) -> None:
+    track, made = VerdictTrack(), []
+    kernels.sort(key=lambda kernel: kernel[1])
+    for bound, start, duration in kernels:
+        made.append(track.add(bound, start, start + duration))
+    made.append(track.finish())
+    stretches = [stretch for stretch in made if stretch is not None]
+    for before, after in pairwise(stretches):
+        assert before.start <= before.end <= after.start
+        assert before.bound != after.bound or after.start - before.end > IDLE_NS
+    for bound in "ab":
+        mine = [duration for name, _, duration in kernels if name == bound]
+        assert sum(s.kernels for s in stretches if s.bound == bound) == len(mine)
+        assert sum(s.busy_ns for s in stretches if s.bound == bound) == sum(mine)
+    if kernels:
+        assert stretches[0].start == kernels[0][1]
+        assert stretches[-1].end == max(start + duration for _, start, duration in kernels)
+    assert track.finish() is None
+
+
+def test_what_perfetto_takes_for_something_else(run: na.Run, tmp_path: Path) -> None:
+    """It names threads by their number alone, and takes one that equals its process for the main thread."""
+    exporters.export(run, "chrome", tmp_path / "trace.json")
+    events = events_of(tmp_path / "trace.json")
+    threads = list(tracks(events, "thread_name"))
+    assert len({tid for _, tid in threads}) == len(threads)
+    assert not {tid for _, tid in threads} & {pid for pid, _ in threads}
+    text = (tmp_path / "trace.json").read_text(encoding="ascii")
+    # Numbers as it reads them digit by digit: no exponents, three decimals at most.
+    for number in re.findall(r'"(?:ts|dur)": ([^,}]+)', text):
+        assert re.fullmatch(r"\d+(\.\d{3})?", number), number
+    # A category's comma separates two; a counter's track is called by its name and the key of its value.
+    assert {e["cat"].split(",")[0] for e in events if "cat" in e} == {
+        *("kernel", "copy", "verdict", "range", "sample", "device state")
+    }
+
+
 def test_times_count_from_the_first_instant(run: na.Run, tmp_path: Path) -> None:
     exporters.export(run, "chrome", tmp_path / "trace.json.gz")
     content = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
@@ -199,7 +262,8 @@ def test_a_launch_whose_class_is_lost_is_still_drawn(tmp_path: Path) -> None:
     trace.write()
     with na.open(trace.run_dir) as run:
         exporters.export(run, "chrome", tmp_path / "trace.json")
-    (kernel,) = (e for e in events_of(tmp_path / "trace.json") if e["ph"] == "X")
+    kernel, verdict = (e for e in events_of(tmp_path / "trace.json") if e["ph"] == "X")
+    assert verdict["name"] == "undetermined"
     assert (kernel["name"], kernel["args"]["kernel_class_id"]) == (f"class {2**62}", str(2**62))
 
 
@@ -240,12 +304,32 @@ def test_lanes_never_hold_crossing_slices(slices: list[tuple[int, int]], nested:
     lanes = Lanes(nested)
     placed: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for start, duration in sorted(slices, key=lambda s: (s[0], -s[1])):
-        placed[lanes.place(start, start + duration)].append((start, start + duration))
-    assert len(placed) <= MOST_LANES
+        lane = lanes.place(start, start + duration)
+        assert lane is not None  # 60 slices never fill the lanes
+        placed[lane].append((start, start + duration))
     for row in placed.values():
         for index, (start, end) in enumerate(row):
             for before, until in row[:index]:
                 assert until <= start or (nested and before <= start and end <= until)
+
+
+def test_more_overlaps_than_tracks_are_left_out_and_counted(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "run")
+    class_id = trace.kernel_class("k")
+    for at in range(MOST_LANES + 3):
+        trace.kernel(class_id, at, 1_000)  # all at once, on one stream
+        trace.range("r", at, 2_000 + at)  # each crosses the ones before it
+    trace.kernel(class_id, 5_000, 10)
+    trace.range("r", 6_000, 7_000)
+    trace.write()
+    with na.open(trace.run_dir) as run:
+        done = exporters.export(run, "chrome", tmp_path / "trace.json")
+    events_of(tmp_path / "trace.json")  # checks that the slices of each track nest
+    assert done.left_out == {
+        f"kernels that overlap {MOST_LANES} others of their stream": 3,
+        f"ranges that overlap {MOST_LANES} others of their thread": 3,
+    }
+    assert (done.rows["kernels"], done.rows["ranges"]) == (MOST_LANES + 1, MOST_LANES + 1)
 
 
 @given(st.integers(-(2**62), 2**62))
@@ -259,7 +343,7 @@ def test_microseconds_are_exact(ns: int) -> None:
 def test_parquet_holds_every_public_view(run: na.Run, tmp_path: Path) -> None:
     done = exporters.export(run, "parquet", tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {f"{view}.parquet" for view in tables.public_views()}
-    for view in ("kernels", "verdicts", "ranges", "samples", "damage"):
+    for view in tables.public_views():
         written = pq.read_table(tmp_path / "out" / f"{view}.parquet")
         expected = run.arrow(f"SELECT * FROM {view}")
         assert written.column_names == expected.column_names
@@ -279,6 +363,21 @@ def test_csv_keeps_missing_values_and_text_apart(run: na.Run, tmp_path: Path) ->
     assert {row["kernel_class_id"] for row in rows} >= {str(2**62 + 1)}
     text = (tmp_path / "out" / "kernels.csv").read_text(encoding="utf-8")
     assert text.count("\n,,,,") == 2  # the launches without times: not "", not 0
+
+
+@pytest.mark.parametrize("view", ["kernels", "kernel_classes", "ranges", "copies", "verdicts", "counters", "devices"])
+def test_csv_read_back_with_the_types_of_the_view_is_the_view(run: na.Run, tmp_path: Path, view: str) -> None:
+    exporters.export(run, "csv", tmp_path / "out", views=[view])
+    expected = run.arrow(f"SELECT * FROM {view}")
+    schema = pa.schema([tables._storable(field) for field in expected.schema])
+    options = pa.csv.ConvertOptions(
+        column_types=schema, strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""]
+    )
+    parsing = pa.csv.ParseOptions(newlines_in_values=True)
+    written = pa.csv.read_csv(tmp_path / "out" / f"{view}.csv", parse_options=parsing, convert_options=options)
+    assert written.schema.names == schema.names
+    assert sorted(map(repr, written.to_pylist())) == sorted(map(repr, expected.cast(schema).to_pylist()))
+    assert written.num_rows > 0
 
 
 def test_an_unknown_view_is_refused(run: na.Run, tmp_path: Path) -> None:
@@ -350,12 +449,28 @@ def test_the_command_says_what_it_wrote_and_where(run_dir: Path, tmp_path: Path)
     result = nanalyze("export", run_dir, "-o", tmp_path / "t.json")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
-        "3 kernels, 1 copies, 4 ranges, 1 samples values, 1 device_state values",
+        "3 kernels, 2 verdict stretches, 1 copy, 4 ranges, 1 sample value, 1 device state value",
         "Left out: 2 kernels without times",
         f"Trace: {tmp_path / 't.json'}. Open it in https://ui.perfetto.dev (it stays on your machine).",
     ]
     result = nanalyze("export", run_dir, "--format", "csv", "--view", "ranges", "-o", tmp_path / "tables")
-    assert result.stdout.splitlines() == ["4 ranges", f"Tables: {tmp_path / 'tables'}"]
+    assert result.stdout.splitlines() == ["ranges: 4 rows", f"Tables: {tmp_path / 'tables'}"]
+
+
+def test_one_of_a_kind_is_named_in_the_singular(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "run")
+    class_id = trace.kernel_class("k")
+    trace.kernel(class_id, 10, 5)
+    trace.kernel(class_id)
+    trace.range("r", 0, 50)
+    trace.write()
+    result = nanalyze("export", trace.run_dir, "-o", tmp_path / "t.json")
+    assert result.stdout.splitlines()[:2] == [
+        "1 kernel, 1 verdict stretch, 1 range",
+        "Left out: 1 kernel without times",
+    ]
+    result = nanalyze("export", trace.run_dir, "--format", "parquet", "--view", "verdicts", "-o", tmp_path / "tables")
+    assert result.stdout.splitlines()[0] == "verdicts: 1 row"
 
 
 def test_the_command_fails_with_one_line(run_dir: Path, tmp_path: Path) -> None:

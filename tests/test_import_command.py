@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -22,6 +23,8 @@ from nanalyze.rundir.classes import KernelClass
 from nanalyze.rundir.errors import NanalyzeError, RunError
 from nanalyze.rundir.sampled import BY_COLUMN
 from nanalyze.rundir.schema import TABLES
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "import.md"
 
 
 def run(*arguments: object) -> Result:
@@ -144,6 +147,13 @@ def test_files_that_hold_no_trace(tmp_path: Path, content: bytes, message: str) 
     result = run(path, "-o", tmp_path / "run")
     assert (result.exit_code, result.stderr) == (1, f"nanalyze: error: {path}: {message}\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_errors_stay_on_one_line_whatever_they_quote() -> None:
+    error = ImportFailed("f", 'unrecognized token: "\x1b[2J\n  NOT NULL' + "x" * 5000, "Export it again.")
+    assert str(error).startswith('f: unrecognized token: "\\x1b[2J NOT NULLxxx')
+    assert str(error).endswith("xxx. Export it again.")
+    assert len(str(error)) < 1100
 
 
 def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
@@ -317,7 +327,7 @@ def test_devices_get_the_peaks_of_their_capability_but_not_amd_s(tmp_path: Path)
 
 
 def test_the_page_names_only_columns_and_kinds_that_exist() -> None:
-    text = (Path(__file__).resolve().parents[1] / "docs" / "import.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     named = re.findall(rf"`({'|'.join(TABLES)})\.([a-z_]+)`", text)
     assert len(named) > 30
     assert [f"{table}.{column}" for table, column in named if column not in TABLES[table].column_names] == []
@@ -325,3 +335,22 @@ def test_the_page_names_only_columns_and_kinds_that_exist() -> None:
     sampled = set(re.findall(r"\| `([a-z_]+)`(?:, `([a-z_]+)`)? \|", metrics))
     assert len(sampled) == 7
     assert {name for pair in sampled for name in pair if name} <= set(BY_COLUMN)
+
+
+def reasons() -> set[str]:
+    """What importers count as left out, as their code says it; "..." for what it fills in."""
+    found = set()
+    for file in Path(registry.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "refuse":
+                text = call.args[0]
+                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                found.add("".join(part.value if isinstance(part, ast.Constant) else "..." for part in parts))
+    return found
+
+
+def test_the_page_explains_every_reason_to_leave_something_out() -> None:
+    section = PAGE.read_text(encoding="utf-8").split("## What is left out")[1].split("## Limits")[0]
+    explained = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", section, re.MULTILINE)
+    assert set(explained) - {"reason", "---"} == reasons()
+    assert len(reasons()) > 40

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from nanalyze.importers import kineto, kineto_json, kineto_numbers, kineto_spool, kineto_stream
+from nanalyze.importers import kineto, kineto_json, kineto_numbers, kineto_spool, kineto_stream, registry
 from nanalyze.importers.kineto_clock import Collectives, offsets
 from nanalyze.importers.kineto_ranges import nest
 from nanalyze.importers.options import ImportFailed, Limits, Options
@@ -183,6 +184,36 @@ def test_times_keep_every_nanosecond(text: str, ns: int | None) -> None:
     assert kineto_numbers.ns_of(text.encode()) == ns
     values, missing = kineto_numbers.exact_ns([Raw(text.encode())] * 2)
     assert [None if gone else value for value, gone in zip(values.tolist(), missing, strict=True)] == [ns, ns]
+
+
+@pytest.mark.parametrize(
+    ("ts", "dur", "start_ns", "duration_ns"),
+    [
+        ('"1679055451546825123"', '"2049"', 1_679_055_451_546_825_123, 2_049),  # both are nanoseconds
+        ("1679055451546825123", "2049", 1_679_055_451_546_825_123, 2_049),
+        ("1679055451546825123", "2.049", 1_679_055_451_546_825_123, 2_049),  # a fraction says microseconds
+        ("1679055451546825", "2049", 1_679_055_451_546_825_000, 2_049_000),
+        ('"1679055451546825.123"', '"2"', 1_679_055_451_546_825_123, 2_000),
+        ("12.345", "2", 12_345, 2_000),
+        ("1679055451546825123", "-5", 1_679_055_451_546_825_123, None),
+    ],
+)
+def test_durations_count_in_the_unit_of_their_start(
+    imported: Import, ts: str, dur: str, start_ns: int, duration_ns: int | None
+) -> None:
+    text = json.dumps([kernel(ts=-77, dur=-88), {**kernel(ts=5, dur=1.5), "name": "other"}])
+    text = text.replace('"ts": -77', f'"ts": {ts}').replace('"dur": -88', f'"dur": {dur}')
+    annotation = f'{{"ph": "X", "cat": "user_annotation", "name": "r", "tid": 1, "ts": {ts}, "dur": {dur}}}'
+    run = imported((text[:-1] + f", {annotation}]").encode())
+    assert run.rows("kernels", "start_ns, duration_ns") == [(5_000, 1_500), (start_ns, duration_ns)]
+    end_ns = None if duration_ns is None else start_ns + duration_ns
+    assert run.rows("ranges", "start_ns, end_ns") == [(start_ns, end_ns)]
+
+
+def test_whole_microseconds_since_1970_are_read_all_at_once() -> None:
+    texts = [Raw(b"1740461679479712"), Raw(b"1740461679479716")]
+    assert kineto_numbers._regular(texts).tolist() == [1_740_461_679_479_712_000, 1_740_461_679_479_716_000]
+    assert kineto_numbers._regular([Raw(b"9999999999999999")]) is None  # beyond 2**62 ns
 
 
 @given(st.lists(st.tuples(st.integers(-(2**59), 2**59), st.sampled_from(["f3", "f2", "whole", "text"])), min_size=1))
@@ -585,6 +616,37 @@ def test_a_truncated_gzip_file(imported: Import, tmp_path: Path) -> None:
     run = imported(bytes(flipped))
     assert run.summary.kernels < written.kernels
     assert run.summary.refused["places where a file is damaged or cut off"] >= 1
+
+
+def test_gzip_that_is_damaged_early_is_still_recognised(tmp_path: Path) -> None:
+    """Detection sees the same first bytes: damage in them must not hide what stands before it."""
+    events = [{**kernel(ts=i), "name": f"k{i}"} for i in range(2_000)]
+    packed = bytearray(gzip.compress(trace(events), compresslevel=1))
+    at = len(packed) * 3 // 4
+    assert at < registry.HEAD_BYTES
+    packed[at : at + 40] = bytes(40)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(packed)
+    summary = registry.import_files([path], tmp_path / "run")
+    assert 100 < summary.kernels < 2_000
+    assert summary.refused["places where a file is damaged or cut off"] >= 1
+
+
+def test_a_header_that_seems_to_end_again_and_again_takes_no_time(imported: Import) -> None:
+    """Each place that looks like the events' beginning costs a look at everything before it."""
+    header = b'{"a": x, ' + b'"traceEvents":[], ' * 200_000
+    started = time.monotonic()
+    with pytest.raises(ImportFailed, match="no kernels before it is damaged at byte 0"):
+        imported(header)
+    assert time.monotonic() - started < 10
+
+
+def test_events_that_are_never_closed_are_damage_and_no_nesting(imported: Import) -> None:
+    text = trace([{**kernel(ts=i), "name": f"k{i}"} for i in range(300)]).decode()
+    broken = text.replace('"args": {', '"args": [[[{', 150).encode()  # 150 events lose their ends to the openers
+    run = imported(broken)
+    assert run.summary.kernels == 150
+    assert run.summary.refused["places where a file is damaged or cut off"] == 150
 
 
 def test_several_gzip_members_and_padding(imported: Import) -> None:

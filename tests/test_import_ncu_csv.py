@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -126,6 +127,7 @@ def test_labels_become_metrics_and_the_same_label_differs_by_section_and_unit(lo
         (0, COMPUTE): 23.59,
         (0, "l1tex__throughput.avg.pct_of_peak_sustained_active"): 23.23,
         (0, "dram__bytes.sum.per_second"): 1.5e9,
+        (0, "dram_bytes"): 609_360.0,  # in 406.24 us
         (0, "sm__warps_active.avg.pct_of_peak_sustained_active"): 15.53,
         (0, "Some Section: Unheard Of"): 4.0,
     }
@@ -334,6 +336,30 @@ def test_without_units_only_what_no_tool_scales_is_read(load: Import) -> None:
     assert summary.refused == {"values without their unit (no column or row of units)": 1}
 
 
+def test_units_that_are_not_known_are_no_reason_to_guess(load: Import) -> None:
+    rows = [
+        *metric_rows(("dram__bytes.sum", "furlong", "5"), (DURATION, "fortnight", "2"), ("x__y.sum", "widget", "7")),
+        *metric_rows(("lts__t_bytes.sum", "GB", "1.5"), ("l1tex__t_bytes.sum", "KiB", "2")),
+    ]
+    summary = load(details([Kernel(0, rows=rows)]))
+    values = {metric: value for (_, metric), value in load.exact().items()}
+    assert values == {
+        "dram__bytes.sum": None,
+        DURATION: None,
+        "x__y.sum": 7.0,
+        "lts__t_bytes.sum": 1.5e9,
+        "l1tex__t_bytes.sum": 2048.0,
+    }
+    assert summary.refused == {"bytes, times and frequencies in units that are not known": 2}
+    assert summary.read["values in units that are not known, taken as they are"] == 1
+
+
+def test_a_row_without_a_kernel_name_is_no_launch(load: Import) -> None:
+    summary = load(raw([Kernel(0, "k", sol(70, 10)), Kernel(1, "", sol(70, 10))]))
+    assert summary.kernels == 1
+    assert summary.refused == {"rows that are cut short or damaged": 1}
+
+
 def test_ranges_of_nvtx_are_no_metrics(load: Import) -> None:
     kernel = Kernel(0, rows=sol(71, 10), extra={"thread Domain:Push/Pop_Range:PL_Type": "<default domain>:step 3"})
     load(raw([kernel], (*kernel.cells(),)))
@@ -466,6 +492,16 @@ def test_a_quote_that_never_closes_costs_one_row(load: Import) -> None:
     assert (summary.exact, summary.refused["rows that are cut short or damaged"]) == (11, 1)
 
 
+def test_labels_of_any_length_take_no_time(load: Import) -> None:
+    """Searching a metric's name in them would take the square of their length."""
+    started = time.monotonic()
+    rows = [*sol(71.25, 10), ("Mine", "a" * 130_000, "", "5"), ("Mine", "a__" + "." * 130_000, "", "6")]
+    assert load(details([Kernel(0, "k", rows)])).exact == 5
+    columns = "x" + " [x" * 40_000
+    assert load(raw([Kernel(0, "k", [*sol(71.25, 10), ("", columns, "", "5")])])).exact == 4
+    assert time.monotonic() - started < 20
+
+
 def test_a_line_longer_than_any_table_has(load: Import, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nanalyze.importers.ncu_table.LINE_BYTES", 4096)
     lines = details([Kernel(0, "k", sol(71.25, 10))])
@@ -519,9 +555,13 @@ def test_any_output_around_the_table_changes_nothing(tmp_path_factory: pytest.Te
 
 
 def independent(path: Path) -> tuple[set[str], dict[tuple[str, str], str]]:
-    """Launch ids and duration texts by (id, unit), by the csv module alone."""
+    """Launch ids and duration texts by (id, unit), by the csv module alone.
+
+    Without a duration it is the cycles of the SMs over their clock, as Nsight Compute defines that clock.
+    """
     ids: set[str] = set()
     durations: dict[tuple[str, str], str] = {}
+    cycles: dict[str, float] = {}
     header: list[str] = []
     for row in csv.reader(path.read_text(errors="replace").splitlines()):
         if "Kernel Name" in row:
@@ -531,6 +571,11 @@ def independent(path: Path) -> tuple[set[str], dict[tuple[str, str], str]]:
             cells = dict(zip(header, row, strict=False))
             if cells.get("Metric Name") in (DURATION, "Duration"):
                 durations[row[0], cells["Metric Unit"]] = cells["Metric Value"]
+            elif cells.get("Metric Name") == "sm__cycles_elapsed.avg":
+                cycles[row[0]] = float(cells["Metric Value"].replace(",", ""))
+            elif cells.get("Metric Name") == "sm__cycles_elapsed.avg.per_second":
+                clock = float(cells["Metric Value"].replace(",", ""))
+                durations[row[0], "ns"] = f"{cycles[row[0]] / clock * 1e9:.3f}"
             elif DURATION in cells:
                 durations[row[0], "ns"] = cells[DURATION]
     return ids, durations
@@ -567,6 +612,11 @@ def test_real_roofline_counts(load: Import) -> None:
     load((REAL_TRACES / "ncu-csv" / "v100_roofline_gemm.csv").read_bytes())
     assert load.exact()[10, "dram__bytes.sum"] == 25_174_959_968.0
     assert load.exact()[10, "sm__cycles_elapsed.avg.per_second"] == 1_236_080_147.79
+    found = load.query(
+        "SELECT launches, total_ns, mean_ns, dram_bytes, l2_bytes, fp32_flops FROM verdicts ORDER BY dram_bytes DESC"
+    )
+    assert found[1] == (1, 181_378_208, 181_378_208.0, 25_174_959_968.0, 267_257_596_064.0, 419_430_400.0)
+    assert load.query("SELECT DISTINCT counter FROM counters WHERE counter LIKE 'dram%'") == [("dram_bytes",)]
 
 
 @needs_real_traces

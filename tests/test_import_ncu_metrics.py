@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nanalyze.importers import ncu_metrics as metrics
 from nanalyze.importers.ncu_metrics import COMPUTE, DURATION, MEMORY, derive, metric_of
-from nanalyze.rundir.counters import BY_NAME, COUNTERS
+from nanalyze.rundir.counters import BY_NAME, COUNTERS, IMPORTED
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_labels_are_unambiguous() -> None:
 
 def test_the_table_has_every_way_to_every_counter_with_its_versions() -> None:
     rows = metrics.table()
-    assert {counter for counter, *_ in rows} == {counter.name for counter in COUNTERS}
+    assert {counter for counter, *_ in rows} == {counter.name for counter in (*COUNTERS, *IMPORTED)}
     direct = [(counter, metric) for counter, metric, how, *_ in rows if how == "as it is"]
-    assert direct == [(counter.name, metric) for counter in COUNTERS for metric in counter.raw]
+    assert direct == [(counter.name, metric) for counter in (*COUNTERS, *IMPORTED) for metric in counter.raw]
     assert all(versions and chips for *_, versions, chips in rows)
     assert ("dram_read_bytes", "dram__bytes_op_read.sum", "as it is", "2025.1-", "10.0-") in rows
 
@@ -94,6 +94,21 @@ FMA = "sm__pipe_fma_cycles_active"
         ({"dram__sectors_read.sum": 300_384.0}, {"dram_read_bytes": 9_612_288.0}),
         ({"dram__bytes_write.sum.per_second": 2e9, DURATION: 500_000.0}, {"dram_write_bytes": 1_000_000.0}),
         ({"dram__bytes_op_read.sum.per_second": 2e9, DURATION: 500_000.0}, {"dram_read_bytes": 1_000_000.0}),
+        ({"dram__sectors.sum": 300_384.0}, {"dram_bytes": 9_612_288.0}),
+        ({"dram__bytes.sum.per_second": 2e9, DURATION: 500_000.0}, {"dram_bytes": 1_000_000.0}),
+        # A T4's report has all three of cycles, clock and duration.
+        (
+            {"gpc__cycles_elapsed.avg": 30721.6, "gpc__cycles_elapsed.avg.per_second": 584327449.786975},
+            {"duration_ns": 52_576.0},
+        ),
+        (
+            {
+                "sm__cycles_elapsed.avg": 580488.4912280702,
+                "sm__cycles_elapsed.avg.per_second": 1103019904.5893953,
+            },
+            {"duration_ns": 526_272.0},
+        ),
+        ({"gpc__cycles_elapsed.max": 2186.0, "gpc__cycles_elapsed.avg.per_second": 1362708333.3}, {}),
         ({"smsp__issue_active.avg.per_cycle_active": 0.25}, {"issue_active_pct": 25.0}),
         ({"smsp__issue_inst0.avg.pct_of_peak_sustained_active": 75.0}, {"issue_active_pct": 25.0}),
         (
@@ -122,7 +137,7 @@ def test_a_division_by_zero_derives_nothing() -> None:
 
 
 def test_speed_of_light_itself_is_never_derived() -> None:
-    assert not {rule.counter for rule in metrics.DERIVED} & {"compute_pct", "memory_pct", "dram_pct", "duration_ns"}
+    assert not {rule.counter for rule in metrics.DERIVED} & {"compute_pct", "memory_pct", "dram_pct"}
 
 
 # --- the rule ---------------------------------------------------------------------------------

@@ -97,6 +97,14 @@ def decided_or_none(texts: list[str]) -> str | None:
         return None
 
 
+@pytest.mark.parametrize("text", ["321e999", "9" * 59 + "e999"])
+def test_numbers_beyond_any_counter_prove_nothing(text: str) -> None:
+    evidence = Evidence()
+    evidence.see(text)
+    evidence.see_value(text, Decimal(5))
+    assert not evidence.proofs
+
+
 def test_a_size_known_from_elsewhere_is_evidence() -> None:
     evidence = Evidence()
     evidence.see("1,024")
@@ -190,6 +198,10 @@ def test_any_text_is_a_number_none_or_refused(text: str) -> None:
         ("Gbyte", 10**9),
         ("Kibyte", 1024),
         ("Gbyte/s", 10**9),
+        ("B", 1),
+        ("KB", 1000),
+        ("GB/s", 10**9),
+        ("MiB", 2**20),
         ("Gbyte/second", 10**9),
         ("byte/block", 1),
         ("Kbyte/block", 1000),
@@ -228,6 +240,7 @@ def test_units_become_base_units(text: str, factor: int) -> None:
 def test_a_word_that_is_no_unit_is_marked() -> None:
     assert (unit("furlong").factor, unit("furlong").known) == (1, False)
     assert unit("branches").known
+    assert not unit("Gb/s").known  # bits
 
 
 def test_conversion_does_not_lose_a_nanosecond() -> None:

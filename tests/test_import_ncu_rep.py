@@ -28,7 +28,7 @@ REPORTS = sorted((REAL_TRACES / "ncu-rep").glob("*.ncu-rep"))
 
 START = ncu_rep.MAGIC + (2).to_bytes(4, "little") + b"\x08\x07"
 
-# Reads its "report" as JSON from the only source in the file; `crash`, `hang`, `noise` and `fail` do what they say.
+# Reads its "report" as JSON from the only source of the file; `crash`, `hang`, `bomb` and so on do what they say.
 STAND_IN = """
     import json, os, sys, time
 
@@ -55,6 +55,7 @@ STAND_IN = """
             told = self.actions[i]
             if told == "crash": os.abort()
             if told == "hang": time.sleep(600)
+            if told == "bomb": self.held = bytes(12 * 2**30); told = self.actions[0]
             if told == "fail": raise RuntimeError("no such block")
             if told == "noise": print("something the library prints"); told = self.actions[0]
             return Action(told)
@@ -180,6 +181,13 @@ def test_graphs_are_kept_apart_and_ranges_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
+def test_a_kernel_without_a_name_is_counted(tmp_path: Path) -> None:
+    summary = registry.import_files([write(tmp_path / "a.ncu-rep", [action(names=[None] * 3)])], tmp_path / "run")
+    assert (summary.kernels, summary.refused) == (1, {"kernels without a name": 1})
+    assert query(tmp_path / "run", "SELECT name, name_mangled FROM kernel_classes") == [("(no name)", "")]
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_only_the_wanted_device(tmp_path: Path) -> None:
     path = write(tmp_path / "a.ncu-rep", [action(), action(metrics={"launch__device_id": [5, ""]})])
     summary = registry.import_files([path], tmp_path / "run", Options(device="5"))
@@ -193,6 +201,7 @@ def test_only_the_wanted_device(tmp_path: Path) -> None:
         ([action(), "crash"], "NVIDIA's library broke off on it (signal 6)"),
         ([action(), "fail"], "NVIDIA's library cannot read it: RuntimeError: no such block"),
         ([action(), "hang"], "gave no launch in 1 s"),
+        ([action(), "bomb"], "NVIDIA's library cannot read it: MemoryError"),
         ([], "holds no whole launch"),
     ],
 )

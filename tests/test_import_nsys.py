@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -200,6 +202,15 @@ def test_values_of_another_type_are_missing_not_wrong(tmp_path: Path) -> None:
     assert rows(path, "SELECT duration_ns, stream_id FROM kernels ORDER BY start_ns") == [(5, None), (2, 7), (None, 7)]
 
 
+def test_strings_without_an_id_are_passed_over(tmp_path: Path) -> None:
+    export = Export()
+    export.kernel(0, 5, correlation=1)
+    export.add("StringIds", id=None, value="cudaLaunchKernel_v7000")
+    export.add("StringIds", id="x", value="cuLaunchKernel")
+    path = export.sqlite(tmp_path / "r.sqlite")
+    assert imported(path).kernels == 1
+
+
 # --- copies, devices -----------------------------------------------------------------------------------
 
 
@@ -244,6 +255,23 @@ def test_a_device_is_the_gpu_that_the_process_calls_by_that_number(tmp_path: Pat
     assert rows(path, query) == [
         (0, "NVIDIA A100-SXM4-40GB", "GPU-098fa939-1320-6289-1577-50905f0d37fc", "GA100", 8, 0, 108, 32, 2048,
          41_943_040, 42_409_000_960, 1_410_000_000, 1.5552e12, 128.0)
+    ]  # fmt: skip
+
+
+def test_gpus_of_exports_before_mid_2021(tmp_path: Path) -> None:
+    export = Export()
+    export.kernel(0, 5, deviceId=1)
+    for id_, name in ((0, "Tesla V100"), (1, "NVIDIA A100")):
+        export.add(
+            "TARGET_INFO_CUDA_GPU", deviceId=id_, name=name, computeCapabilityMajor=7 + id_, computeCapabilityMinor=0,
+            numMultiprocessors=80 + 28 * id_, numThreadsPerWarp=32, maxWarpsPerMultiprocessor=64, l2CacheSize=2**22,
+            coreClockRate=1_410_000, globalMemorySize=2**34,
+        )  # fmt: skip
+    path = export.sqlite(tmp_path / "r.sqlite")
+    assert imported(path).notes == ()
+    told = "device_id, name, cc_major, sm_count, warp_size, threads_per_sm_max, l2_bytes, memory_bytes, sm_clock_max_hz"
+    assert rows(path, f"SELECT {told} FROM devices") == [
+        (1, "NVIDIA A100", 8, 108, 32, 2048, 2**22, 2**34, None)
     ]  # fmt: skip
 
 
@@ -402,6 +430,19 @@ def test_imported_samples_are_attributed_to_kernels(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_gpu_metrics_of_the_first_versions_are_counted_not_guessed(tmp_path: Path) -> None:
+    export = Export()
+    export.kernel(0, 5)
+    for at in range(3):
+        export.add("GENERIC_EVENTS", rawTimestamp=at, timestamp=at, typeId=5, data='{"SM Active": "45"}')
+    path = export.sqlite(tmp_path / "r.sqlite")
+    assert imported(path).refused == {
+        "generic events (the first versions kept GPU metrics there)": 3,
+        "kernels without a launch call: their range is unknown": 1,
+    }
+    assert rows(path, "SELECT * FROM samples") == []
+
+
 def test_metrics_of_an_unknown_gpu_stay_time_at_the_peak(tmp_path: Path) -> None:
     export = Export()
     export.kernel(0, 5)
@@ -493,6 +534,47 @@ def test_a_parquet_directory_gives_the_same_run_as_sqlite(tmp_path: Path) -> Non
 def test_damaged_parquet_is_an_error_of_one_line(tmp_path: Path) -> None:
     path = everything().parquet(tmp_path / "r")
     (path / f"{KERNELS}.parquet").write_bytes(b"PAR1" + bytes(100))
+    assert "cannot be read as Parquet" in failure(path)
+
+
+def test_parquet_of_a_few_bytes_cannot_stand_for_any_number_of_rows(tmp_path: Path) -> None:
+    path = everything().parquet(tmp_path / "r")
+    rows = 2_000_000
+    constant = pa.array([5], pa.int64()).take(pa.array(np.zeros(rows, np.int64)))
+    pq.write_table(pa.table({"start": constant, "end": constant}), path / f"{KERNELS}.parquet")
+    assert (path / f"{KERNELS}.parquet").stat().st_size < 100_000
+    assert "cannot be read as Parquet: it has more rows than its size allows" in failure(path)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_mutated_and_cut_parquet_ends_in_one_line_or_a_run(tmp_path: Path, data: st.DataObject) -> None:
+    original = tmp_path / "original"
+    if not original.exists():
+        everything().parquet(original)
+    path = tmp_path / "mutated"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(original, path)
+    victim = path / f"{data.draw(st.sampled_from([KERNELS, 'StringIds', 'NVTX_EVENTS']))}.parquet"
+    content = bytearray(victim.read_bytes())
+    for _ in range(data.draw(st.integers(1, 5))):
+        # Half of them in the footer, which holds names and sizes.
+        low = data.draw(st.sampled_from([4, len(content) // 2]))
+        content[data.draw(st.integers(low, len(content) - 1))] = data.draw(st.integers(0, 255))
+    victim.write_bytes(content[: data.draw(st.one_of(st.none(), st.integers(1, len(content))))])
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    try:
+        summary = imported(path)
+    except ImportFailed:
+        assert not (tmp_path / "run").exists()
+    else:
+        assert stored_kernels(tmp_path / "run") == summary.kernels
+
+
+def test_names_in_parquet_that_are_no_text(tmp_path: Path) -> None:
+    path = everything().parquet(tmp_path / "r")
+    victim = path / f"{KERNELS}.parquet"
+    victim.write_bytes(victim.read_bytes().replace(b"registersPerThread", b"registers\xc1erThread"))
     assert "cannot be read as Parquet" in failure(path)
 
 

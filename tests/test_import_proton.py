@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -219,20 +220,91 @@ def test_a_hundred_levels_are_refused_and_ninety_are_not(tmp_path: Path) -> None
     assert failure(profile(tmp_path / "deep" / "p.hatchet", nested(100))).startswith("nests deeper than 99 levels")
 
 
-def test_messagepack_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def everything(path: Path) -> list[list[tuple[Any, ...]]]:
+    """What the run holds that does not depend on when it was imported."""
+    tables = ("kernels", "kernel_classes", "ranges", "devices", "verdicts")
+    return [rows(path, f"SELECT * FROM {table} ORDER BY ALL") for table in tables]
+
+
+TREE = node(
+    "ROOT",
+    node("s", kernel("a", 2, 31), kernel("k" * 40, 300, 70_000_000_000, flops16=2.5e9), flops=5.0, bytes=2**40),
+    kernel("b", 1, 3),
+    **{"count": 0, "time (ns)": 0},
+)
+
+
+@pytest.mark.parametrize("name", ["p.hatchet_msgpack", "profile.bin"])
+def test_messagepack_reads_the_same_as_json(tmp_path: Path, name: str) -> None:
+    (tmp_path / "json").mkdir()
+    told = (tmp_path / "json" / name).with_suffix(".hatchet")
+    told.write_text(json.dumps([TREE, A100]))
+    path = tmp_path / name
+    # Proton writes the frame of a node first, then its metrics, then its children.
+    path.write_bytes(msgspec.msgpack.encode([proton_order(TREE), A100]))
+    assert imported(path).kernel_ns == imported(told).kernel_ns == 31 + 70_000_000_000 + 3
+    assert everything(path) == everything(told)
+    assert rows(path, "SELECT flops, bytes FROM ranges WHERE name = 's'") == [(5.0, float(2**40))]
+
+
+def proton_order(tree: Node) -> Node:
+    children = [proton_order(child) for child in tree["children"]]
+    return {"frame": tree["frame"], "metrics": tree["metrics"], "children": children}
+
+
+def test_a_messagepack_suffix_on_json_does_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "p.hatchet_msgpack"
-    path.write_bytes(b"\x93\x00")
-    assert "output_format='hatchet'" in failure(path)
+    path.write_text(json.dumps([TREE, A100]))
+    assert imported(path).kernels == 303
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (msgspec.msgpack.encode([TREE, A100])[:-9], "is not valid MessagePack: Input data was truncated"),
+        (b"\x92\x83\xa5frame\xa2\xff\xff", "is not valid MessagePack: Invalid UTF-8"),
+        (b"\xdd\xff\xff\xff\xff" * 20, "is not valid MessagePack: Input data was truncated"),
+        (b"\x91" * 100_000, "nests too deep"),
+        (b"\x81\xa5frame\x01", "is no list of nodes"),
+    ],
+)
+def test_damaged_messagepack_is_refused_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "p.hatchet_msgpack"
+    path.write_bytes(content)
+    assert failure(path).startswith(reason)
+
+
+def test_keys_and_values_that_json_cannot_hold(tmp_path: Path) -> None:
+    metrics = {5: 1, None: 2, "count": 1, "time (ns)": 9, "flops": float("nan"), "x": float("inf"), "y": b"z", "w": 4}
+    path = tmp_path / "p.hatchet_msgpack"
+    leaf = {"frame": {"name": "k"}, "metrics": {"count": 1, "time (ns)": 1}, "children": []}
+    path.write_bytes(msgspec.msgpack.encode([{"frame": {"name": "R"}, "metrics": {}, "children": [
+        {"frame": {"name": "s"}, "metrics": metrics, "children": [leaf]}]}, {1: {2: 3}}]))  # fmt: skip
+    summary = imported(path)
+    assert (summary.kernels, summary.kernel_ns) == (2, 10)
+    assert summary.refused == {"flops or bytes that are no finite number": 1}
+    assert rows(path, "SELECT name, flops, attributes FROM ranges") == [("s", None, '{"w": 4}')]
+
+
+def test_values_of_tensors_are_lists(tmp_path: Path) -> None:
+    path = profile(tmp_path / "p.hatchet", node("s", kernel("k", 1, 5), loss=[1.5, 2], flops=[1.0, 2.0]))
+    assert imported(path).refused == {"flops or bytes that are no finite number": 1}
+    assert rows(path, "SELECT flops, attributes FROM ranges") == [(None, '{"loss": [1.5, 2.0]}')]
+
+
+def test_a_profile_too_large_for_memory_is_refused_unread(tmp_path: Path) -> None:
+    path = profile(tmp_path / "p.hatchet", kernel("k", 1, 5))
+    assert failure(path, limits=Limits(text_bytes=100)).startswith("is larger than 100 bytes. Write it in phases")
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_mutated_and_cut_profiles_end_in_one_line_or_a_run(tmp_path: Path, data: st.DataObject) -> None:
-    whole = json.dumps([node("ROOT", node("s", kernel("a", 2, 31), flops=5.0), kernel("b", 1, 3)), A100]).encode()
-    content = bytearray(whole)
+    tree = [node("ROOT", node("s", kernel("a", 2, 31), flops=5.0), kernel("b", 1, 3)), A100]
+    content = bytearray(data.draw(st.sampled_from([json.dumps(tree).encode(), msgspec.msgpack.encode(tree)])))
     for _ in range(data.draw(st.integers(1, 5))):
         content[data.draw(st.integers(1, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path = tmp_path / "p.hatchet"
+    path = tmp_path / data.draw(st.sampled_from(["p.hatchet", "p.hatchet_msgpack"]))
     path.write_bytes(content[: data.draw(st.integers(1, len(content)))])
     try:
         summary = imported(path, kind="proton", limits=Limits(launches=100_000))

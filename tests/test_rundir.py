@@ -93,10 +93,11 @@ def test_this_version_has_its_line_of_history() -> None:
 
 
 def test_counters_are_unique_by_name_and_by_raw_metric() -> None:
-    assert len(counters.BY_NAME) == len(counters.COUNTERS)
-    raw = [metric for counter in counters.COUNTERS for metric in counter.raw]
+    every = (*counters.COUNTERS, *counters.IMPORTED)
+    assert len(counters.BY_NAME) == len(every)
+    raw = [metric for counter in every for metric in counter.raw]
     assert len(raw) == len(set(raw))
-    for counter in counters.COUNTERS:
+    for counter in every:
         assert counter.unit, counter.name
         assert counter.meaning.endswith("."), counter.name
         assert counter.raw, counter.name
