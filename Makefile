@@ -48,12 +48,12 @@ clean:
 	rm -rf $(VENV) build dist report *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps are newer than pyproject.toml once the install went through; nothing is installed twice.
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+# The stamps are newer than pyproject.toml and the C source once the install went through; nothing is installed twice.
+$(VENV)/.installed: pyproject.toml recorder/_callbacks.c | $(VENV)/bin/python
 	$(PIP) install --quiet --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml recorder/_callbacks.c | $(VENV)/bin/python
 	$(PIP) install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 

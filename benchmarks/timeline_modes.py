@@ -3,14 +3,17 @@
     python benchmarks/timeline_modes.py OUT_DIR [--modes 'host;device;...'] [--pairs 4] [--block-s 2]
 
 Each mode runs a launch-bound loop and the GPT-2-small step in alternating blocks with and without
-a recording. A process that says nothing for --patience-s seconds is taken to hang and is killed.
+a recording; `before` is without one before the first, from when on CUPTI stays attached. A process that says nothing for --patience-s seconds is taken to hang: its Python stacks
+(and with --debugger cuda-gdb its native ones) go into OUT_DIR, then it is killed.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import queue
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,17 +28,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 # Settings of recorder.record; `early` starts a first recording before CUDA is initialised, so that
 # CUPTI's latency timestamps are switched on when its header wants them to be; `flush_period_ms` of 0
-# leaves CUPTI's buffers alone until they are full.
+# leaves CUPTI's buffers alone until they are full; `kernels_only` records neither copies nor when
+# graphs were launched; `python_callbacks` lets CUPTI call Python for each buffer; without `decode` all
+# that is recorded is thrown away.
 MODES: dict[str, dict[str, Any]] = {
-    "host": {},
-    "host, no launch times": {"launch_times": False},
-    "host, early": {"early": True},
+    "host": {"timestamps": "host"},
+    "host, no launch times": {"timestamps": "host", "launch_times": False},
+    "host, early": {"timestamps": "host", "early": True},
+    "host, early, kernels only": {"timestamps": "host", "early": True, "kernels_only": True},
     "device": {"timestamps": "device"},
     "device, no launch times": {"timestamps": "device", "launch_times": False},
     "device, early": {"timestamps": "device", "early": True},
-    "device, no flush": {"timestamps": "device", "flush_period_ms": 0},
+    "device, early, kernels only": {"timestamps": "device", "early": True, "kernels_only": True},
+    "host, Python callbacks": {"timestamps": "host", "python_callbacks": True},
+    "device, early, Python callbacks": {"timestamps": "device", "early": True, "python_callbacks": True},
+    "host, nothing decoded": {"timestamps": "host", "decode": False},
+    "host, early, nothing decoded": {"timestamps": "host", "early": True, "decode": False},
+    "device, early, no flush": {"timestamps": "device", "early": True, "flush_period_ms": 0},
 }
 LAUNCHES = 20_000
+START_PATIENCE_S = 90.0
+SETTLE_S = 1.2  # a recording's first second describes devices and names, which a long job does not notice
 
 
 def blocks(
@@ -55,9 +68,13 @@ def block(work: Callable[[], None], settings: dict[str, Any] | None, seconds: fl
     from nanalyze import recorder
 
     with tempfile.TemporaryDirectory() as folder:
+        settled = time.perf_counter()
         if settings is not None:
             recorder.start(Path(folder) / "run", **settings)
+            settled += SETTLE_S
         work()
+        while time.perf_counter() < settled:
+            work()
         calls, started = 0, time.perf_counter()
         while time.perf_counter() - started < seconds:
             work()
@@ -68,12 +85,22 @@ def block(work: Callable[[], None], settings: dict[str, Any] | None, seconds: fl
     return took
 
 
-def child(mode: str, pairs: int, seconds: float) -> None:
+def child(mode: str, workloads: list[str], pairs: int, seconds: float) -> None:
     """Print one JSON line a pair."""
-    from nanalyze.recorder import timeline
+    from nanalyze.recorder import buffers, timeline
 
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     settings = dict(MODES[mode])
+    if settings.pop("python_callbacks", False):
+        buffers.native = None  # type: ignore[assignment]
+    elif buffers.native is None:
+        raise SystemExit("the callbacks in C were not compiled here")
     timeline.FLUSH_PERIOD_MS = settings.pop("flush_period_ms", timeline.FLUSH_PERIOD_MS)
+    if not settings.pop("decode", True):
+        timeline.Timeline.drain = lambda self: self._exchange.give_back(self._exchange.take())  # type: ignore[method-assign]
+    if settings.pop("kernels_only", False):
+        timeline.KINDS = timeline.KINDS[:1]
+        timeline.Timeline._start_graph_times = lambda self: None  # type: ignore[method-assign]
     if settings.pop("early", False):
         from nanalyze import recorder
 
@@ -93,12 +120,18 @@ def child(mode: str, pairs: int, seconds: float) -> None:
     step = make_step("cuda")
     for _ in range(5):
         step()
+    print(json.dumps({"workload": "start"}), flush=True)
     for workload, work in (("launch loop", launches), ("GPT-2 step", step)):
+        if workload not in workloads:
+            continue
+        before = block(work, None, seconds)
         for pair in blocks(work, settings, pairs, seconds):
-            print(json.dumps({"workload": workload, **pair}), flush=True)
+            print(json.dumps({"workload": workload, "before": before, **pair}), flush=True)
 
 
-def watch(command: list[str], patience_s: float) -> tuple[list[dict[str, Any]], str]:
+def watch(
+    command: list[str], patience_s: float, stacks: Path, debugger: str | None
+) -> tuple[list[dict[str, Any]], str]:
     """The JSON lines of a child, and how it ended: ok, hung, or its exit code with its last line."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     lines: queue.Queue[str | None] = queue.Queue()
@@ -109,9 +142,9 @@ def watch(command: list[str], patience_s: float) -> tuple[list[dict[str, Any]], 
     results = []
     while True:
         try:
-            line = lines.get(timeout=patience_s)
+            line = lines.get(timeout=patience_s if results else START_PATIENCE_S)
         except queue.Empty:
-            process.kill()
+            write_stacks(process, stacks, debugger)
             return results, f"hung: nothing for {patience_s:g} s"
         if line is None:
             break
@@ -120,21 +153,44 @@ def watch(command: list[str], patience_s: float) -> tuple[list[dict[str, Any]], 
     return results, "ok" if process.wait() == 0 else f"exit code {process.returncode}: {errors[-1] if errors else ''}"
 
 
+def write_stacks(process: subprocess.Popen[str], path: Path, debugger: str | None) -> None:
+    """Kill `process` after its stacks were written to `path`."""
+    native = ""
+    if debugger:
+        command = [
+            debugger,
+            "-p",
+            str(process.pid),
+            "-batch",
+            "-ex",
+            "set pagination off",
+            "-ex",
+            "thread apply all bt 24",
+        ]
+        native = subprocess.run(command, capture_output=True, text=True, timeout=90).stdout
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(1.0)
+    process.kill()
+    assert process.stderr is not None
+    path.write_text(process.stderr.read() + "\n" + native)
+
+
 def table(found: dict[str, tuple[list[dict[str, Any]], str]]) -> str:
     rows = [
-        "| mode | workload | off | on | ratio | extra | pairs | ended |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| mode | workload | before | off | on | ratio | extra | pairs | ended |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for mode, (results, ending) in found.items():
         for workload, scale, unit in (("launch loop", 1e6 / LAUNCHES, "us"), ("GPT-2 step", 1e3, "ms")):
             pairs = [result for result in results if result["workload"] == workload]
             if not pairs:
-                rows.append(f"| {mode} | {workload} | | | | | 0 | {ending} |")
+                rows.append(f"| {mode} | {workload} | | | | | | 0 | {ending} |")
                 continue
-            off, on = (statistics.median(pair[name] for pair in pairs) * scale for name in ("off", "on"))
+            names = ("before", "off", "on")
+            before, off, on = (statistics.median(pair[name] for pair in pairs) * scale for name in names)
             ratio = statistics.median(pair["on"] / pair["off"] for pair in pairs)
             extra = statistics.median(pair["on"] - pair["off"] for pair in pairs) * scale
-            cells = f"{off:.2f} {unit} | {on:.2f} {unit} | {ratio:.3f} | {extra:+.2f} {unit} | {len(pairs)} | {ending}"
+            cells = f"{before:.2f} {unit} | {off:.2f} {unit} | {on:.2f} {unit} | {ratio:.3f} | {extra:+.2f} {unit} | {len(pairs)} | {ending}"
             rows.append(f"| {mode} | {workload} | {cells} |")
     return "\n".join(rows)
 
@@ -143,20 +199,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--modes", default=";".join(MODES), help="separated by ';'")
+    parser.add_argument("--workloads", default="launch loop;GPT-2 step", help="separated by ';'")
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--block-s", type=float, default=2.0)
     parser.add_argument("--patience-s", type=float, default=25.0)
+    parser.add_argument("--debugger", help="a gdb, to write native stacks of a hanging process")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child(arguments.child, arguments.pairs, arguments.block_s)
+        child(arguments.child, arguments.workloads.split(";"), arguments.pairs, arguments.block_s)
         return
     arguments.out_dir.mkdir(parents=True, exist_ok=True)
     found = {}
     for mode in arguments.modes.split(";"):
         command = [sys.executable, __file__, str(arguments.out_dir), "--child", mode]
-        command += ["--pairs", str(arguments.pairs), "--block-s", str(arguments.block_s)]
-        found[mode] = watch(command, arguments.patience_s)
+        command += [
+            "--workloads",
+            arguments.workloads,
+            "--pairs",
+            str(arguments.pairs),
+            "--block-s",
+            str(arguments.block_s),
+        ]
+        stacks = arguments.out_dir / f"{mode.replace(', ', '-').replace(' ', '_')}.stacks.txt"
+        found[mode] = watch(command, arguments.patience_s, stacks, arguments.debugger)
         print(f"{mode}: {found[mode][1]}", file=sys.stderr, flush=True)
         text = table(found)
         (arguments.out_dir / "timeline_modes.md").write_text(text + "\n")

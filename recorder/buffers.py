@@ -2,15 +2,20 @@
 
 CUPTI keeps the callbacks and the buffers it was given beyond the end of a recording, so neither
 may ever be freed while the process lives: there is one exchange for each loaded library, made at
-the first recording and used by all later ones. The callbacks run on CUPTI's and the job's threads
-and only move pointers.
+the first recording and used by all later ones. The callbacks run on CUPTI's and the job's threads,
+under locks that launches wait for, so they must not wait for the GIL: they are in C (`_callbacks.c`)
+wherever that could be compiled. Their stand-in in Python does the same and costs the job what it
+waits for the GIL, up to 5 ms a buffer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,18 +32,92 @@ FULL_BYTES = 128 << 20  # waiting to be decoded; beyond that CUPTI gets no buffe
 # and gives them back at the next flush only: 16 were too few (1,546 refusals in 80 s on an H200).
 LENT_BUFFERS = 256
 
-_exchanges: dict[Any, BufferExchange] = {}
+try:
+    from nanalyze.recorder import _callbacks as native
+except ImportError:
+    native = None  # type: ignore[assignment]
+
+Full = list[tuple[Bytes, int]]  # memory, and how many bytes of it hold records
+
+_exchanges: dict[Any, NativeExchange | BufferExchange] = {}
 
 
-def exchange_for(cupti: cu.Cupti) -> BufferExchange:
+def exchange_for(cupti: cu.Cupti) -> NativeExchange | BufferExchange:
     """The one exchange of this process for this CUPTI library."""
     key = getattr(cupti.library, "_handle", cupti.library)  # loading a library twice gives the same handle
     if key not in _exchanges:
-        _exchanges[key] = BufferExchange()
+        _exchanges[key] = NativeExchange(native) if native is not None else BufferExchange()
     return _exchanges[key]
 
 
-class BufferExchange:
+class _Registered:
+    """What the two kinds of exchange have in common: the callbacks that CUPTI is given."""
+
+    _on_request: Any
+    _on_complete: Any
+    _on_clock: Any
+
+    def register(self, cupti: cu.Cupti) -> None:
+        """Make CUPTI use these buffers, and the realtime clock, from now on.
+
+        PyTorch's profiler has CUPTI report processor ticks, for the whole process and for good.
+        """
+        self.disown()
+        cupti.cuptiActivityRegisterCallbacks(self._on_request, self._on_complete)
+        with contextlib.suppress(cu.CuptiError):  # an older CUPTI, or WSL: nobody else can set it either
+            cupti.cuptiActivityRegisterTimestampCallback(self._on_clock)
+
+    def disown(self) -> None:
+        """Buffers in flight may have gone to another client: they no longer count, but are taken if they come."""
+        raise NotImplementedError
+
+
+class NativeExchange(_Registered):
+    """The pool of `_callbacks.c`, one for the process, whatever the library.
+
+    It never calls back into Python: whoever wants the full buffers asks for them with `take`, and
+    `on_full` is never called.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self.on_full: Callable[[], object] = _nothing
+        self._pool = module
+        self._pool.configure(BUFFER_BYTES, FULL_BYTES, LENT_BUFFERS)
+        self._requests_before = self._pool.counts()[0]
+        request, complete, clock = self._pool.addresses()
+        self._on_request = cu.BufferRequested(request)
+        self._on_complete = cu.BufferCompleted(complete)
+        self._on_clock = cu.TimestampCallback(clock)
+
+    @property
+    def refused(self) -> int:
+        """How often CUPTI asked in vain."""
+        return int(self._pool.counts()[1])
+
+    @property
+    def lent_any(self) -> bool:
+        """Whether CUPTI ever asked for a buffer."""
+        return bool(self._pool.counts()[0] > self._requests_before)
+
+    def take(self) -> Full:
+        """The full buffers with their valid bytes; give them back with `give_back`."""
+        arrays = [np.frombuffer(view, dtype=np.uint8) for view in self._pool.take()]
+        return [(array, len(array)) for array in arrays]
+
+    def disown(self) -> None:
+        self._pool.disown()
+
+    def reclaim(self) -> None:
+        """CUPTI was shut down: the buffers it still had are free again."""
+        self._pool.reclaim()
+
+    def give_back(self, full: Full) -> None:
+        """Let CUPTI fill these again. Nothing may refer to their memory any more."""
+        for memory, _ in full:
+            self._pool.give_back(memory.ctypes.data)
+
+
+class BufferExchange(_Registered):
     """Free, lent and full buffers; `on_full` is called (on any thread) when one has come back."""
 
     def __init__(self) -> None:
@@ -47,21 +126,29 @@ class BufferExchange:
         self.on_full: Callable[[], object] = _nothing
         self._free: deque[Bytes] = deque()
         self._lent: dict[int, Bytes] = {}
+        self._astray: dict[int, Bytes] = {}
         self._full: deque[tuple[Bytes, int]] = deque()
         self._full_bytes = 0
         self._lock = threading.Lock()  # for _full_bytes, which two threads change
         self._on_request = cu.BufferRequested(self._request)
         self._on_complete = cu.BufferCompleted(self._complete)
+        self._on_clock = cu.TimestampCallback(time.time_ns)
 
-    def register(self, cupti: cu.Cupti) -> None:
-        """Make CUPTI use these buffers from now on."""
-        cupti.cuptiActivityRegisterCallbacks(self._on_request, self._on_complete)
-
-    def take(self) -> list[tuple[Bytes, int]]:
+    def take(self) -> Full:
         """The full buffers with their valid bytes; give them back with `give_back`."""
         return [self._full.popleft() for _ in range(len(self._full))]
 
-    def give_back(self, full: list[tuple[Bytes, int]]) -> None:
+    def disown(self) -> None:
+        for address in list(self._lent):
+            self._astray[address] = self._lent.pop(address)
+
+    def reclaim(self) -> None:
+        """CUPTI was shut down: the buffers it still had are free again."""
+        self.disown()
+        self._free.extend(self._astray.values())
+        self._astray.clear()
+
+    def give_back(self, full: Full) -> None:
         with self._lock:
             self._full_bytes -= sum(valid for _, valid in full)
         self._free.extend(memory for memory, _ in full)
@@ -92,6 +179,8 @@ class BufferExchange:
 
     def _complete(self, context: int | None, stream: int, buffer: int, size: int, valid: int) -> None:
         memory = self._lent.pop(buffer, None)
+        if memory is None:
+            memory = self._astray.pop(buffer, None)
         if memory is None:
             return
         if not valid:

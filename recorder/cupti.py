@@ -6,6 +6,7 @@ twice the cost a launch (benchmarks/recorder.py), and has no range profiler.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import os
@@ -22,7 +23,9 @@ KIND_MEMCPY = 1
 KIND_MEMSET = 2
 KIND_DRIVER = 4
 KIND_RUNTIME = 5
+KIND_CONTEXT = 9
 KIND_CONCURRENT_KERNEL = 10
+KIND_MARKER = 12
 KIND_MEMCPY2 = 22
 
 ATTR_HOST_PINNED = 8  # CUPTI_ACTIVITY_ATTR_MEM_ALLOCATION_TYPE_HOST_PINNED
@@ -110,13 +113,32 @@ ERRORS: dict[int, tuple[str, str]] = {
 
 BufferRequested = ctypes.CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_size_t))
 BufferCompleted = ctypes.CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
+TimestampCallback = ctypes.CFUNCTYPE(c_uint64)
 ApiCallback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
+
+no_callback = ApiCallback(lambda *_: None)  # for a subscription that asks for no calls
+
+
+class SubscriberParams(ctypes.Structure):
+    """CUpti_SubscriberParams (CUPTI 13.2)."""
+
+    _fields_ = [
+        ("structSize", c_size_t),
+        ("subscriberName", c_char_p),
+        ("oldSubscriberName", c_void_p),
+        ("oldSubscriberSize", c_size_t),
+        ("allowMultipleSubscribers", c_uint8),
+        ("padding", c_uint8 * 7),
+    ]
+
 
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuptiGetVersion": (POINTER(c_uint32),),
     "cuptiActivityEnable": (c_int,),
     "cuptiActivityDisable": (c_int,),
+    "cuptiActivityEnableAndDump": (c_int,),
     "cuptiActivityRegisterCallbacks": (BufferRequested, BufferCompleted),
+    "cuptiActivityRegisterTimestampCallback": (TimestampCallback,),
     "cuptiActivityFlushAll": (c_uint32,),
     "cuptiActivityFlushPeriod": (c_uint32,),
     "cuptiActivitySetAttribute": (c_int, POINTER(c_size_t), c_void_p),
@@ -127,11 +149,15 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuptiActivityEnableRuntimeApi": (c_uint32, c_uint8),
     "cuptiGetTimestamp": (POINTER(c_uint64),),
     "cuptiSubscribe": (POINTER(c_void_p), ApiCallback, c_void_p),
+    "cuptiSubscribe_v2": (POINTER(c_void_p), ApiCallback, c_void_p, POINTER(SubscriberParams)),
     "cuptiUnsubscribe": (c_void_p,),
     "cuptiEnableCallback": (c_uint32, c_void_p, c_int, c_uint32),
     "cuptiGetGraphExecId": (c_void_p, POINTER(c_uint32)),
     "cuptiFinalize": (),
 }
+
+
+_SUBSCRIBER_NAME_BYTES = 64
 
 
 class CuptiError(RecorderError):
@@ -206,6 +232,29 @@ def _typed(library: Any, name: str) -> Any:
     return function
 
 
+def address_of(cupti: Cupti, name: str) -> int:
+    """Where the function `name` is, for C code that calls it; raises MissingFunction."""
+    return ctypes.cast(_typed(cupti.library, name), c_void_p).value or 0
+
+
+def subscriber_name(cupti: Cupti) -> str | None:
+    """What the client that holds CUPTI's subscription calls itself; None where it cannot be told (before 13.2)."""
+    name = ctypes.create_string_buffer(_SUBSCRIBER_NAME_BYTES)
+    params = SubscriberParams(
+        structSize=ctypes.sizeof(SubscriberParams),
+        oldSubscriberName=ctypes.addressof(name),
+        oldSubscriberSize=len(name),
+    )
+    subscriber = c_void_p()
+    try:
+        cupti.cuptiSubscribe_v2(ctypes.byref(subscriber), no_callback, None, ctypes.byref(params))
+    except CuptiError as error:
+        return name.value.decode("utf-8", "backslashreplace") or None if error.code == MULTIPLE_SUBSCRIBERS else None
+    with contextlib.suppress(CuptiError):
+        cupti.cuptiUnsubscribe(subscriber)
+    return None
+
+
 def load() -> Cupti:
     """The CUPTI this process should use: the one already loaded if there is one.
 
@@ -239,6 +288,17 @@ def candidates() -> Iterator[str]:
         return
     yield from _loaded()
     yield from _from_pathfinder()
+    yield from _installed()
+    yield from ("libcupti.so.13", "libcupti.so.12")
+
+
+def find() -> str | None:
+    """A path of libcupti that `load` would take, without loading one; None where there is none."""
+    named = os.environ.get("NANALYZE_CUPTI")
+    return named or next(_loaded(), None) or next(_installed(), None)
+
+
+def _installed() -> Iterator[str]:
     for root in sys.path:
         for folder in ("nvidia/cu13/lib", "nvidia/cuda_cupti/lib"):
             yield from sorted(glob.glob(os.path.join(glob.escape(root), folder, "libcupti.so.1[23]")), reverse=True)
@@ -247,7 +307,6 @@ def candidates() -> Iterator[str]:
         "/usr/local/cuda*/lib64/libcupti.so.1[23]",
     ):
         yield from sorted(glob.glob(pattern), reverse=True)
-    yield from ("libcupti.so.13", "libcupti.so.12")
 
 
 def _loaded() -> Iterator[str]:

@@ -7,7 +7,7 @@ looking the hash up in a sorted table, so Python touches each class once a buffe
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from nanalyze.recorder.activity import Records
 from nanalyze.recorder.cupti import KIND_MEMCPY2, KIND_MEMSET
 from nanalyze.recorder.demangle import demangle
+from nanalyze.recorder.launch_times import LaunchTimes
 from nanalyze.rundir.classes import KernelClass
 
 Columns = dict[str, Any]  # column name -> numpy array, or masked array where values may be missing
@@ -149,12 +150,12 @@ def _shape_keys(records: Records) -> UInt64:
     return (key ^ (key >> np.uint64(29)) ^ rest) * np.uint64(_MIX[0])
 
 
-def kernel_columns(records: Records, classes: ClassTable, launch_times: Mapping[int, int]) -> tuple[Columns, int]:
+def kernel_columns(records: Records, classes: ClassTable, launch_times: LaunchTimes) -> tuple[Columns, int]:
     """The `kernels` columns of a buffer's kernel records, and how many had impossible times.
 
-    `launch_times` gives, by correlation id, when a call was made (ns) where that is known from
-    elsewhere: CUPTI's own `queued` is stale for launches under an exact-counter session and for
-    the nodes of a graph (they repeat an earlier launch's), so for those it is not used at all.
+    `launch_times` tells when calls were made. Where that is unknown CUPTI's own `queued` stands in,
+    except for launches under an exact-counter session and nodes of a graph: theirs is stale (it
+    repeats an earlier launch's).
     An end before its start makes both missing and is counted.
     """
     class_ids = classes.ids(records)
@@ -164,10 +165,9 @@ def kernel_columns(records: Records, classes: ClassTable, launch_times: Mapping[
     start, duration, odd = _times(records)
     correlation = records["correlation"].astype(np.int64)
     graph = records["graph"].astype(np.int64)
-    queued = records["queued"].astype(np.int64)
     stale = (records["start"] == 0) | (graph != 0)
-    if stale.any():
-        queued[stale] = _known_times(correlation[stale], launch_times)
+    queued = launch_times.of(correlation)
+    queued = np.where((queued == 0) & ~stale, records["queued"].astype(np.int64), queued)
     columns: Columns = {
         "start_ns": start,
         "duration_ns": duration,
@@ -181,11 +181,6 @@ def kernel_columns(records: Records, classes: ClassTable, launch_times: Mapping[
         "queued_ns": _missing_zero(queued),
     }
     return columns, odd
-
-
-def _known_times(correlation: npt.NDArray[np.int64], launch_times: Mapping[int, int]) -> npt.NDArray[np.int64]:
-    calls, members = np.unique(correlation, return_inverse=True)
-    return np.array([launch_times.get(call, 0) for call in calls.tolist()], dtype=np.int64)[members]
 
 
 def _times(records: Records) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:

@@ -95,21 +95,37 @@ class Drained:
 
 
 class PmSampler:
-    """PM sampling of one device. Call `close` in every case: else the next session in the process is refused."""
+    """PM sampling of one device: `configure`, `start`, `drain` as often as needed, `stop`, `drain`; again.
+
+    Each round is a session of its own: a second configuration in the same session delivered no
+    samples, and once its decoder read freed memory of the first (CUPTI 13.0 on an H200). Call `close`
+    in every case: else the next session in the process is refused.
+    """
 
     def __init__(self, cupti: Cupti, host: MetricHost, ordinal: int) -> None:
         self.cupti = cupti
         self.host = host
+        self.ordinal = ordinal
         self.metrics: list[str] = []
+        self._configs: dict[tuple[str, ...], Image] = {}  # also in use by CUPTI, until its session ends
         self._image: Image | None = None
         self._is_running = False
         self._is_first = True
-        self._session = int(call(cupti, "cuptiPmSamplingEnable", _Enable, deviceIndex=ordinal).pPmSamplingObject)
+        self._session: int | None = None
+        self._open()  # now, so that a refusal is told at once
+
+    def _open(self) -> None:
+        params = call(self.cupti, "cuptiPmSamplingEnable", _Enable, deviceIndex=self.ordinal)
+        self._session = int(params.pPmSamplingObject)
 
     def configure(self, metrics: Sequence[str], interval_ns: int, buffer_bytes: int = BUFFER_BYTES) -> None:
-        """Choose what is counted from the next `start` on."""
+        """Choose what is counted from the next `start` on; what was not drained before is lost."""
         self.metrics = list(metrics)
-        config = self.host.config(self.metrics)
+        if self._image is not None:
+            self.close()
+        if self._session is None:
+            self._open()
+        config = self._config()
         call(
             self.cupti,
             "cuptiPmSamplingSetConfig",
@@ -122,6 +138,16 @@ class PmSampler:
             triggerMode=_TIME_INTERVAL,
             hwBufferAppendMode=_KEEP_OLDEST,
         )
+        self._image = self._new_image()
+        self._empty_image()
+
+    def _config(self) -> Image:
+        key = tuple(self.metrics)
+        if key not in self._configs:
+            self._configs[key] = self.host.config(self.metrics)
+        return self._configs[key]
+
+    def _new_image(self) -> Image:
         names = names_array(self.metrics)
         size = call(
             self.cupti,
@@ -132,8 +158,7 @@ class PmSampler:
             numMetrics=len(self.metrics),
             maxSamples=IMAGE_SAMPLES,
         ).counterDataSize
-        self._image = (c_uint8 * size)()
-        self._empty_image()
+        return (c_uint8 * size)()
 
     def _empty_image(self) -> None:
         assert self._image is not None
@@ -198,7 +223,11 @@ class PmSampler:
         return params.decodeStopReason == _IMAGE_FULL, bool(params.overflow)
 
     def _read(self) -> _Slots:
-        """Start times, end times and values of the image's samples, as they are."""
+        """Start times, end times and values of the image's samples, as they are.
+
+        Two calls a sample, whose parameters are made once: with new ones each time Python took
+        longer than CUPTI.
+        """
         assert self._image is not None
         image, size = ctypes.addressof(self._image), len(self._image)
         info = call(
@@ -207,24 +236,29 @@ class PmSampler:
         count = int(info.numCompletedSamples)
         times = np.zeros((count, 2), dtype=np.uint64)  # a strange one need not fit int64
         values = np.full((count, len(self.metrics)), np.nan)
+        sample = _SampleInfo(
+            structSize=_SampleInfo.size,
+            pPmSamplingObject=self._session,
+            pCounterDataImage=image,
+            counterDataImageSize=size,
+        )
+        get_times, by_reference = self.cupti.cuptiPmSamplingCounterDataGetSampleInfo, ctypes.byref(sample)
+        evaluate = self.host.evaluator(self._image, self.metrics)
         for index in range(count):
-            sample = call(
-                self.cupti,
-                "cuptiPmSamplingCounterDataGetSampleInfo",
-                _SampleInfo,
-                pPmSamplingObject=self._session,
-                pCounterDataImage=image,
-                counterDataImageSize=size,
-                sampleIndex=index,
-            )
+            sample.sampleIndex = index
+            get_times(by_reference)
             times[index] = sample.startTimestamp, sample.endTimestamp
             if sample.endTimestamp > sample.startTimestamp:
-                found = self.host.evaluate(self._image, index, self.metrics)
-                values[index] = [np.nan if value is None else value for value in found]
+                evaluate(index, values[index])
+        values[~np.isfinite(values)] = np.nan
         return times[:, 0], times[:, 1], values
 
     def close(self) -> None:
+        """End the session; may be called again."""
         if self._is_running:
             with contextlib.suppress(CuptiError):
                 self.stop()
-        call(self.cupti, "cuptiPmSamplingDisable", _Session, pPmSamplingObject=self._session)
+        session, self._session = self._session, None
+        if session is not None:
+            call(self.cupti, "cuptiPmSamplingDisable", _Session, pPmSamplingObject=session)
+        self._image = None

@@ -12,9 +12,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Sequence
-from ctypes import c_char_p, c_double, c_int, c_size_t, c_uint8, c_uint16, c_uint32, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import c_char_p, c_int, c_size_t, c_uint8, c_uint16, c_uint32, c_void_p
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from nanalyze.recorder.cupti import Cupti, CuptiError
 
@@ -236,21 +239,32 @@ class MetricHost:
 
     def evaluate(self, image: Image, index: int, metrics: Sequence[str]) -> list[float | None]:
         """Values of `metrics` in range `index` of a counter-data image; None where not finite."""
+        values = np.full(len(metrics), np.nan)
+        self.evaluator(image, metrics)(index, values)
+        return [value if math.isfinite(value) else None for value in values.tolist()]
+
+    def evaluator(self, image: Image, metrics: Sequence[str]) -> Callable[[int, npt.NDArray[np.float64]], None]:
+        """A function that writes the values of `metrics` in one range (or sample) of `image` into an array.
+
+        For many ranges in a row; `image` must stay where it is meanwhile.
+        """
         names = names_array(metrics)
-        values = (c_double * len(metrics))()
-        call(
-            self.cupti,
-            "cuptiProfilerHostEvaluateToGpuValues",
-            _Evaluate,
+        params = _Evaluate(
+            structSize=_Evaluate.size,
             pHostObject=self._evaluator,
             pCounterDataImage=ctypes.addressof(image),
             counterDataImageSize=len(image),
-            rangeIndex=index,
             ppMetricNames=ctypes.addressof(names),
             numMetrics=len(metrics),
-            pMetricValues=ctypes.addressof(values),
         )
-        return [value if math.isfinite(value) else None for value in values]
+        function, by_reference = self.cupti.cuptiProfilerHostEvaluateToGpuValues, ctypes.byref(params)
+
+        def evaluate(index: int, values: npt.NDArray[np.float64], keep: object = names) -> None:
+            params.rangeIndex = index
+            params.pMetricValues = values.ctypes.data
+            function(by_reference)
+
+        return evaluate
 
 
 class RangeProfiler:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,15 @@ import numpy as np
 from nanalyze.recorder import activity
 from nanalyze.recorder import cupti as cu
 from nanalyze.recorder.buffers import exchange_for
+from nanalyze.recorder.launch_times import LaunchClock
 from nanalyze.recorder.launches import ClassTable, class_columns, copy_columns, kernel_columns
 from nanalyze.recorder.writer import Writer
 from nanalyze.rundir.errors import RecorderError
 
 FLUSH_PERIOD_MS = 1000
-LAUNCH_TIMES_KEPT = 65_536
+# Buffers whose records become rows together, 16 MB. One by one, each would take dozens of steps that
+# let go of the GIL, and with other threads at work each wait for it can take many milliseconds.
+BATCH = 32
 
 KINDS = (cu.KIND_CONCURRENT_KERNEL, cu.KIND_MEMCPY, cu.KIND_MEMSET, cu.KIND_MEMCPY2)
 
@@ -35,15 +38,6 @@ class Watched:
 
     kernel_class_id: int
     graph_id: int | None
-
-
-class LaunchTimes(OrderedDict[int, int]):
-    """When calls were made (ns), by correlation id; forgets the oldest beyond LAUNCH_TIMES_KEPT."""
-
-    def note(self, correlation: int, time_ns: int) -> None:
-        self[correlation] = time_ns
-        if len(self) > LAUNCH_TIMES_KEPT:
-            self.popitem(last=False)
 
 
 class Timeline:
@@ -60,16 +54,21 @@ class Timeline:
     ) -> None:
         self.cupti = cupti
         self.classes = ClassTable()
-        self.launch_times = LaunchTimes()
         self.watching: set[int] = set()  # correlation ids the exact layer wants to know about
         self.watched: dict[int, Watched] = {}  # what was found about them
         self.devices_seen: set[int] = set()
         self.trouble: list[str] = []  # what could not be done, for the session to say
+        self.clock = LaunchClock(cupti, self.trouble)
+        self.listener: Callable[[dict[str, Any]], None] | None = None  # sees the columns of new launches
+        self.buffers = 0  # that came back with something in them
         self.records = 0
         self.dropped = 0
         self.odd = 0
         self._pinned = pinned
         self._wants_launch_times = launch_times
+        self.is_aside = False  # whether CUPTI is left to another client
+        self._switching = threading.RLock()
+        self._on_markers: Callable[[activity.Records], None] | None = None
         self._writer = writer
         self._decoder = activity.Decoder(activity.record_sizes(cupti.version), cupti)
         self._exchange = exchange_for(cupti)
@@ -79,13 +78,18 @@ class Timeline:
     def start(self) -> None:
         """Ask CUPTI for records from now on; raises CuptiError, with nothing left on, when it refuses."""
         self._exchange.give_back(self._exchange.take())  # what an earlier recording left is not this one's
+        self._start()
+
+    def register(self) -> None:
+        """Take CUPTI's callbacks for buffers and time, which another client may have replaced; raises CuptiError."""
         self._exchange.register(self.cupti)
+
+    def _start(self) -> None:
+        self.register()
         if self._pinned:
             self._use_pinned_memory()
-        if self._wants_launch_times:
-            self._start_launch_times()
         try:
-            for kind in KINDS:
+            for kind in (*KINDS, *self._marker_kinds()):
                 self.cupti.cuptiActivityEnable(kind)
             # CUPTI's own worker flushes: a quiet job's records come out, and no thread of ours can
             # be held up inside CUPTI by a job that launches from many threads.
@@ -93,14 +97,43 @@ class Timeline:
         except RecorderError:
             self._disable()
             raise
-        if self._wants_launch_times:
-            self._start_graph_times()
+        self.clock.start()
 
-    def _start_launch_times(self) -> None:
-        try:
-            self.cupti.cuptiActivityEnableLatencyTimestamps(1)
-        except cu.CuptiError as error:
-            self.trouble.append(f"launch times are missing, so no range gets its kernels: {error}")
+    def need_launch_times(self) -> None:
+        """There are ranges: say when launches are called, from now on. Never raises; on any thread."""
+        if self._wants_launch_times and not self.clock.is_needed:
+            with self._switching:
+                if self.is_aside:
+                    self.clock.is_needed = True  # `come_back` starts it
+                else:
+                    self.clock.need()
+
+    def follow_markers(self, take: Callable[[activity.Records], None]) -> None:
+        """Hand NVTX markers to `take`, on the recorder's thread; raises CuptiError."""
+        self.cupti.cuptiActivityEnable(cu.KIND_MARKER)
+        self._on_markers = take
+        if self._wants_launch_times:
+            self.clock.await_nvtx()
+
+    def switch_markers(self, on: bool) -> None:
+        """Turn the markers alone off or on again; never raises."""
+        with self._switching, contextlib.suppress(RecorderError):
+            if self._on_markers is not None and not self.is_aside:
+                (self.cupti.cuptiActivityEnable if on else self.cupti.cuptiActivityDisable)(cu.KIND_MARKER)
+
+    def step_aside(self) -> None:
+        """Leave CUPTI to another client of the process until `come_back`: nothing stays on. Never raises."""
+        with self._switching:
+            if not self.is_aside:
+                self._disable()
+                self.flush(forced=True)
+            self.is_aside = True
+
+    def come_back(self) -> None:
+        """Ask for records again, with callbacks that another client may have replaced; raises CuptiError."""
+        with self._switching:
+            self._start()
+            self.is_aside = False
 
     def _use_pinned_memory(self) -> None:
         """Let the GPU write its timestamps to host memory, where CUPTI's worker reads them directly.
@@ -114,40 +147,62 @@ class Timeline:
         with contextlib.suppress(RecorderError):  # not offered under confidential computing
             self.cupti.cuptiActivitySetAttribute(cu.ATTR_HOST_PINNED, ctypes.byref(size), ctypes.byref(pinned))
 
-    def _start_graph_times(self) -> None:
-        """Record the graph-launch call alone, for its time: graph nodes carry a stale one (CUPTI 12.8 on).
+    def pause(self) -> None:
+        """Ask for no more records until `resume`; those of launches made before still come. Raises CuptiError."""
+        with self._switching:
+            if self.is_aside:
+                return
+            for kind in KINDS:
+                self.cupti.cuptiActivityDisable(kind)
+            self.clock.stop()
 
-        Attached after CUDA was initialised, CUPTI reports single driver calls not at all, and
-        single runtime calls only if the whole kind was enabled and all others were taken away.
-        """
-        with contextlib.suppress(RecorderError):
-            for cbid in cu.CBID_GRAPH_LAUNCHES:
-                self.cupti.cuptiActivityEnableDriverApi(cbid, 1)
-        try:
-            self.cupti.cuptiActivityEnable(cu.KIND_RUNTIME)
-            self.cupti.cuptiActivityEnableRuntimeApi(cu.CBID_RUNTIME_LAUNCH_KERNEL, 0)  # must work, or leave it
-            for cbid in range(1, cu.CBID_RUNTIME_BOUND):
-                if cbid not in cu.CBID_RUNTIME_GRAPH_LAUNCHES:
-                    with contextlib.suppress(cu.CuptiError):  # ids that this version does not know
-                        self.cupti.cuptiActivityEnableRuntimeApi(cbid, 0)
-        except RecorderError:
-            with contextlib.suppress(cu.CuptiError):
-                self.cupti.cuptiActivityDisable(cu.KIND_RUNTIME)
+    def resume(self) -> None:
+        """Ask for records again; raises CuptiError, and then some kinds may stay off."""
+        with self._switching:
+            if self.is_aside:
+                return
+            for kind in KINDS:
+                self.cupti.cuptiActivityEnable(kind)
+            self.clock.start()
 
     def stop(self) -> None:
         """Stop the records and take in what is complete."""
-        self._disable()
-        self.flush(forced=True)
+        with self._switching:
+            if not self.is_aside:  # else everything of ours is off, and what is on is another client's
+                self._disable()
+                self.flush(forced=True)
         self.drain()
 
+    def detach(self) -> None:
+        """After `stop`: shut CUPTI down in this process, so that launches cost what they did before.
+
+        Not where another client holds the subscription, which it would lose, nor where the job's
+        NVTX calls go through CUPTI. Never raises.
+        """
+        subscriber = ctypes.c_void_p()
+        with self._switching, contextlib.suppress(RecorderError):
+            if self.is_aside or self._on_markers is not None:
+                return
+            self.cupti.cuptiSubscribe(ctypes.byref(subscriber), cu.no_callback, None)
+            self.cupti.cuptiUnsubscribe(subscriber)
+            self.cupti.cuptiFinalize()
+            self._exchange.reclaim()
+
     def _disable(self) -> None:
-        """Turn everything off but the latency timestamps: CUPTI asks not to change those in mid-process."""
+        """Turn everything off."""
+        self.clock.stop()
         calls: list[tuple[str, tuple[int, ...]]] = [("cuptiActivityFlushPeriod", (0,))]
-        calls += [("cuptiActivityDisable", (kind,)) for kind in (*KINDS, cu.KIND_RUNTIME)]
-        calls += [("cuptiActivityEnableDriverApi", (cbid, 0)) for cbid in cu.CBID_GRAPH_LAUNCHES]
+        calls += [("cuptiActivityDisable", (kind,)) for kind in (*KINDS, *self._marker_kinds())]
         for function, arguments in calls:
             with contextlib.suppress(RecorderError):
                 getattr(self.cupti, function)(*arguments)
+
+    def _marker_kinds(self) -> tuple[int, ...]:
+        return () if self._on_markers is None else (cu.KIND_MARKER,)
+
+    def knows(self, kind: int) -> bool:
+        """Whether a record of `kind` can be told by its size: it is one of ours, or one has come."""
+        return kind in self._decoder.sizes
 
     @property
     def started_any(self) -> bool:
@@ -166,6 +221,8 @@ class Timeline:
 
     def flush(self, forced: bool = False) -> None:
         """Make CUPTI hand over the buffers it has filled (all of them if `forced`)."""
+        if self.is_aside:  # they are another client's
+            return
         try:
             self.cupti.cuptiActivityFlushAll(int(forced))
         except cu.CuptiError as error:
@@ -176,24 +233,30 @@ class Timeline:
     def drain(self) -> None:
         """Decode every completed buffer into the writer."""
         full = self._exchange.take()
+        self.clock.drain()  # after the buffers: every launch in them has been called
+        self.buffers += len(full)
         decoded = [self._decoder.decode(memory[:valid]) for memory, valid in full]
         for buffer in decoded:  # first, as a graph's launch time may come in a later buffer than its nodes
             for kind in (cu.KIND_DRIVER, cu.KIND_RUNTIME):
                 self._note_calls(buffer.records.pop(kind, None))
-        for buffer in decoded:
-            self._take(buffer)
+        for some in range(0, len(decoded), BATCH):
+            self._take(decoded[some : some + BATCH])
         self._exchange.give_back(full)
         self._count_dropped()
 
     def _note_calls(self, calls: activity.Records | None) -> None:
         if calls is not None:
             for correlation, time_ns in zip(calls["correlation"].tolist(), calls["start"].tolist(), strict=True):
-                self.launch_times.note(correlation, time_ns)
+                self.clock.times.note(correlation, time_ns)
 
-    def _take(self, decoded: activity.Decoded) -> None:
-        for kind, records in decoded.records.items():
+    def _take(self, decoded: list[activity.Decoded]) -> None:
+        for kind, records in activity.joined(decoded):
             if kind == cu.KIND_CONCURRENT_KERNEL:
                 self._take_kernels(records)
+            elif kind == cu.KIND_MARKER:
+                self.need_launch_times()
+                if self._on_markers is not None:
+                    self._on_markers(records)
             else:
                 columns, odd = copy_columns(records, kind)
                 self._writer.add("copies", columns)
@@ -201,15 +264,24 @@ class Timeline:
             self.records += len(records)
 
     def _take_kernels(self, records: activity.Records) -> None:
-        columns, odd = kernel_columns(records, self.classes, self.launch_times)
+        columns, odd = kernel_columns(records, self.classes, self.clock.times)
         self.odd += odd
         new = self.classes.take_new()
         if new:
             self._writer.add("kernel_classes", class_columns(new))
         self._writer.add("kernels", columns)
+        if not np.ma.getmaskarray(columns["graph_id"]).all():
+            self._meet_graphs()
         self.devices_seen.update(np.unique(columns["device_id"]).tolist())
+        if self.listener is not None:
+            self.listener(columns)
         if self.watching:
             self._note_watched(columns)
+
+    def _meet_graphs(self) -> None:
+        with self._switching:
+            if not self.is_aside:
+                self.clock.meet_graphs()
 
     def _note_watched(self, columns: dict[str, Any]) -> None:
         correlations = columns["correlation_id"]
@@ -221,6 +293,8 @@ class Timeline:
             )
 
     def _count_dropped(self) -> None:
+        if self.is_aside:  # asking sets the count to zero, and it is another client's
+            return
         count = ctypes.c_size_t()
         try:
             self.cupti.cuptiActivityGetNumDroppedRecords(None, 0, ctypes.byref(count))

@@ -30,6 +30,7 @@ from ctypes import (
     c_uint8,
     c_uint16,
     c_uint32,
+    c_uint64,
     c_void_p,
 )
 from dataclasses import dataclass, field
@@ -242,7 +243,9 @@ class FakeCupti(PmSampling):
 
     def __init__(self, version: int = 130001) -> None:
         self.version = version
-        self.sizes = dict(fake_records.SIZES[version])  # what GetNextRecord knows; add kinds at will
+        self.sizes = fake_records.SIZES[version] | {
+            fake_records.CONTEXT: 32
+        }  # what GetNextRecord knows; add kinds at will
         self.buffer_limit: int | None = None  # complete buffers when they hold so many bytes
         self.unsupported: set[str] = set()  # metrics this chip lacks
         self.passes = passes_of
@@ -254,13 +257,18 @@ class FakeCupti(PmSampling):
         self.runtime_api_off: set[int] = set()  # runtime calls that are not recorded with their kind
         self.runtime_calls = 520  # ids beyond are unknown
         self.latency_timestamps = False
+        self.clock: Callable[[], int] = time.time_ns
+        self.buffers_given: list[int] = []  # addresses, in order
+        self.kept: list[tuple[int, int]] = []  # address and size of buffers in flight
         self.attributes: dict[int, int] = {}
         self.flush_period_ms = 0
         self.sessions: dict[int, Session] = {}  # by handle; one a context
         self.hosts: dict[int, list[str]] = {}
         self._host_kinds: dict[int, tuple[int, set[str]]] = {}  # profiler type, metrics not available
         self._init_pm()
-        self.subscriptions: set[int] = set()  # callback ids enabled
+        self.subscriptions: set[int] = set()  # driver callback ids enabled
+        self.nvtx_subscriptions: set[int] = set()
+        self.subscriber_name = b"CUPTI for Other"  # of the client that holds the subscription
         self.unregistered_emits = 0
         self.bytes_written = 0
         self._plans: dict[str, list[Plan]] = {}
@@ -421,6 +429,7 @@ class FakeCupti(PmSampling):
         if not address.value or not size.value:
             return False
         assert address.value % 8 == 0, "CUPTI wants 8-byte aligned buffers"
+        self.buffers_given.append(address.value)
         assert most.value == 0, "the number of records must be set: it is uninitialised memory in CUPTI"
         self._buffer = (address.value, size.value, 0)
         return True
@@ -441,11 +450,19 @@ class FakeCupti(PmSampling):
         self._request = _Request(ctypes.cast(request, c_void_p).value or 0)
         self._complete = _Complete(ctypes.cast(complete, c_void_p).value or 0)
 
+    def _cuptiActivityRegisterTimestampCallback(self, clock: Any) -> None:
+        self.clock = ctypes.CFUNCTYPE(c_uint64)(ctypes.cast(clock, c_void_p).value or 0)
+
     def _cuptiActivityEnable(self, kind: int) -> None:
         self.enabled.add(kind)
 
     def _cuptiActivityDisable(self, kind: int) -> None:
         self.enabled.discard(kind)
+
+    def _cuptiActivityEnableAndDump(self, kind: int) -> None:
+        self.enabled.add(kind)
+        if kind == fake_records.CONTEXT and self.is_cuda_initialized:
+            self.emit(fake_records.foreign(kind, self.sizes[kind]))
 
     def _cuptiActivityEnableLatencyTimestamps(self, on: int) -> None:
         self.latency_timestamps = bool(on)
@@ -497,7 +514,12 @@ class FakeCupti(PmSampling):
         graph[0] = (executable or 0) & 0xFFFF
 
     def _cuptiFinalize(self) -> None:
+        """Everything is off, and buffers in flight are not given back."""
         self.enabled.clear()
+        self.driver_api.clear()
+        self._request = self._buffer = None
+        self.latency_timestamps = False
+        self.clock = time.time_ns
 
     # -- callbacks ------------------------------------------------------------------------------
 
@@ -507,22 +529,40 @@ class FakeCupti(PmSampling):
         self._subscriber = _OnCall(ctypes.cast(callback, c_void_p).value or 0)
         handle[0] = self._new_handle()
 
+    def _cuptiSubscribe_v2(self, handle: Any, callback: Any, user: int | None, params: Any) -> None:
+        given = params[0]
+        if given.structSize != 40:
+            raise CuptiCode(INVALID_PARAMETER)
+        if self._subscriber is not None and given.oldSubscriberName:
+            name = self.subscriber_name[: given.oldSubscriberSize - 1] + b"\0"
+            ctypes.memmove(given.oldSubscriberName, name, len(name))
+        self._cuptiSubscribe(handle, callback, user)
+
     def _cuptiUnsubscribe(self, handle: int | None) -> None:
         if self._subscriber is None or not handle:
             raise CuptiCode(INVALID_PARAMETER)
         self._subscriber = None
         self.subscriptions.clear()
+        self.nvtx_subscriptions.clear()
 
     def _cuptiEnableCallback(self, on: int, handle: int | None, domain: int, cbid: int) -> None:
-        if self._subscriber is None or not handle or domain != 1:
+        if self._subscriber is None or not handle or domain not in (1, 5):
             raise CuptiCode(INVALID_PARAMETER)
-        (self.subscriptions.add if on else self.subscriptions.discard)(cbid)
+        enabled = self.subscriptions if domain == 1 else self.nvtx_subscriptions
+        (enabled.add if on else enabled.discard)(cbid)
 
     def deliver(self, cbid: int, data_address: int) -> bool:
         """Call the subscriber if it asked for `cbid`; says whether it did."""
         if self._subscriber is None or cbid not in self.subscriptions:
             return False
         self._subscriber(None, 1, cbid, data_address)
+        return True
+
+    def deliver_nvtx(self, cbid: int, data_address: int) -> bool:
+        """The same for a call of NVTX."""
+        if self._subscriber is None or cbid not in self.nvtx_subscriptions:
+            return False
+        self._subscriber(None, 5, cbid, data_address)
         return True
 
     def _new_handle(self) -> int:

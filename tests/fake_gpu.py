@@ -177,7 +177,8 @@ class FakeGpu:
         self.emit(fake_records.RUNTIME, cbid=RUNTIME_LAUNCH, start=queued, end=queued + 1, correlationId=correlation)
         if was_replayed:
             start, end = (0, 0) if was_replayed[0] else self._times(duration_ns)
-            about = {"gridId": correlation, "registersPerThread": 32, "queued": 12345 if was_replayed[0] else queued}
+            queued = self._queued(12345 if was_replayed[0] else queued)
+            about = {"gridId": correlation, "registersPerThread": 32, "queued": queued}
             shape = {"grid": list(grid), "block": list(block), "dynamicSharedMemory": shared, "streamId": stream + 7}
             times = {"start": start, "end": end, "correlationId": correlation, "deviceId": self.device, "contextId": 1}
             self._emit_kernel(symbol, {**about, **shape, **times, **fields})
@@ -204,10 +205,14 @@ class FakeGpu:
         self.emit(fake_records.RUNTIME, cbid=RUNTIME_GRAPH_LAUNCH, **times)
         for node, kernel in enumerate(kernels):
             start, end = (0, 0) if is_measured[0] else self._times(500)
-            fields = {"start": start, "end": end, "queued": 777, "correlationId": correlation, "contextId": 1}
-            graph = {"graphId": graph_id, "graphNodeId": (graph_id << 32) + node, "deviceId": self.device}
+            fields = {"start": start, "end": end, "correlationId": correlation, "contextId": 1}
+            graph = {"queued": self._queued(777), "graphId": graph_id, "graphNodeId": (graph_id << 32) + node, "deviceId": self.device}
             self._emit_kernel(kernel.encode(), {**fields, **graph, "grid": [2, 1, 1], "block": [64, 1, 1]})
         return correlation
+
+    def _queued(self, time_ns: int) -> int:
+        """What a record says of it: nothing without latency timestamps."""
+        return time_ns if self.cupti.latency_timestamps else 0
 
     def begin_capture(self, stream: int, call: str = "cuStreamBeginCapture_v2") -> None:
         self._call(call, _StreamParams(stream), next(self._correlations), None, lambda: self.capturing.add(stream))
@@ -230,6 +235,20 @@ class FakeGpu:
         self.emit(fake_records.MEMSET, **about, start=start, end=end, correlationId=correlation)
         return correlation
 
+    def open_range(self, name: bytes | None, *, thread: int | None = None, domain: bytes = b"", **fields: Any) -> int:
+        """nvtxRangePush (nvtxRangeStart with objectKind=1), as CUPTI records it; the marker's id."""
+        marker = self._next_correlation(b"range")
+        about = {"id": marker, "flags": 2, "timestamp": time.time_ns(), "objectKind": 2, "threadId": _thread(thread)}
+        pointers = {"name": self.names.pointer(name) if name is not None else 0}
+        pointers["domain"] = self.names.pointer(domain) if domain else 0
+        self.emit(fake_records.MARKER, **{**about, **pointers, **fields})
+        return marker
+
+    def close_range(self, marker: int, *, thread: int | None = None, **fields: Any) -> None:
+        """nvtxRangePop: an end has no name."""
+        about = {"id": marker, "flags": 4, "timestamp": time.time_ns(), "objectKind": 2, "threadId": _thread(thread)}
+        self.emit(fake_records.MARKER, **{**about, **fields})
+
     def emit(self, kind: int, **fields: Any) -> None:
         self.cupti.emit(fake_records.record(kind, self.cupti.version, **fields))
 
@@ -244,7 +263,7 @@ class FakeGpu:
 
     def _times(self, duration_ns: int) -> tuple[int, int]:
         with self._lock:
-            start = max(time.time_ns(), self._clock_ns)
+            start = max(self.cupti.clock(), self._clock_ns)
             self._clock_ns = start + duration_ns
         return start, start + duration_ns
 
@@ -270,6 +289,11 @@ class FakeGpu:
             during()
         data.callbackSite = EXIT
         self.cupti.deliver(cbid, ctypes.addressof(data))
+
+
+def _thread(ident: int | None) -> int:
+    """A thread as CUPTI names it by default: the low half of pthread_self."""
+    return (threading.get_ident() if ident is None else ident) & 0xFFFFFFFF
 
 
 def _launch_params(call: str, grid: Any, block: Any, shared: int, stream: int) -> Any:

@@ -92,6 +92,7 @@ class PmSession:
     interval_ns: int = 0
     buffer_bytes: int = 0
     slots: int = 0  # of an image
+    is_spent: bool = False  # configured a second time: no sample comes any more, as with CUPTI 13.0
     is_started: bool = False
     is_first: bool = True
     reached_ns: int = 0  # the end of the last sample
@@ -164,7 +165,7 @@ class PmSampling:
         """Put every sample that has ended by now into the hardware buffer; what does not fit is lost."""
         assert session.metrics is not None
         now = self.clock_ns()
-        if not session.is_started or self.silent & set(session.metrics):
+        if not session.is_started or session.is_spent or self.silent & set(session.metrics):
             return
         while session.reached_ns + session.interval_ns <= now:
             start, session.reached_ns = session.reached_ns, session.reached_ns + session.interval_ns
@@ -235,6 +236,7 @@ class PmSampling:
         metrics = content["sampled"]
         if self.passes(metrics) != 1:
             raise CuptiCode(NOT_SUPPORTED)
+        session.is_spent = session.metrics is not None
         session.metrics, session.interval_ns, session.buffer_bytes = metrics, params.interval, params.bufferBytes
         session.records.clear()
         session.has_overflowed = False
@@ -246,7 +248,7 @@ class PmSampling:
             raise CuptiCode(INVALID_OPERATION)
         now = session.reached_ns = self.clock_ns()
         session.is_started = session.is_first = True
-        if not self.silent.intersection(session.metrics or ()):
+        if not session.is_spent and not self.silent.intersection(session.metrics or ()):
             for _ in range(self.empty_slots):
                 self._record(session, (now, now))
 

@@ -14,22 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEMCPY, MEMSET, DRIVER, RUNTIME, KERNEL, PEER_COPY = 1, 2, 4, 5, 10, 22
+MEMCPY, MEMSET, DRIVER, RUNTIME, KERNEL, PEER_COPY, MARKER = 1, 2, 4, 5, 10, 22, 12
+CONTEXT = 9  # a record is written only when the recorder looks for other clients
 PADDING = b"\x5a"
 
 # sizeof of the newest struct of each kind, by CUPTI API version, as gcc printed it for the headers
 # of CUPTI 12.1, 12.4, 12.8, 12.9, 13.0.1, 13.1.1, 13.2.2, 13.3.1, 13.4.1 and 13.5.0.
 SIZES: dict[int, dict[int, int]] = {
-    18: {MEMCPY: 88, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 208, PEER_COPY: 96},
-    22: {MEMCPY: 88, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 208, PEER_COPY: 96},
-    26: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 208, PEER_COPY: 96},
-    28: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 208, PEER_COPY: 96},
-    130001: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 216, PEER_COPY: 96},
-    130101: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 224, PEER_COPY: 96},
-    130202: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 224, PEER_COPY: 96},
-    130301: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 232, PEER_COPY: 96},
-    130401: {MEMCPY: 112, MEMSET: 104, DRIVER: 40, RUNTIME: 40, KERNEL: 248, PEER_COPY: 96},
-    130500: {MEMCPY: 112, MEMSET: 104, DRIVER: 40, RUNTIME: 40, KERNEL: 248, PEER_COPY: 96},
+    18: {MEMCPY: 88, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 208, PEER_COPY: 96, MARKER: 56},
+    22: {MEMCPY: 88, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 208, PEER_COPY: 96, MARKER: 56},
+    26: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 208, PEER_COPY: 96, MARKER: 56},
+    28: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 208, PEER_COPY: 96, MARKER: 56},
+    130001: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 216, PEER_COPY: 96, MARKER: 56},
+    130101: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 224, PEER_COPY: 96, MARKER: 56},
+    130202: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 224, PEER_COPY: 96, MARKER: 56},
+    130301: {MEMCPY: 96, MEMSET: 88, DRIVER: 40, RUNTIME: 40, KERNEL: 232, PEER_COPY: 96, MARKER: 56},
+    130401: {MEMCPY: 112, MEMSET: 104, DRIVER: 40, RUNTIME: 40, KERNEL: 248, PEER_COPY: 96, MARKER: 56},
+    130500: {MEMCPY: 112, MEMSET: 104, DRIVER: 40, RUNTIME: 40, KERNEL: 248, PEER_COPY: 96, MARKER: 56},
 }
 
 
@@ -158,7 +159,29 @@ _Api = _struct(
     ("correlationId", c_uint32),
     ("returnValue", c_uint32),
 )
-_STRUCTS = {KERNEL: _Kernel, MEMCPY: _Memcpy, PEER_COPY: _PeerCopy, MEMSET: _Memset, DRIVER: _Api, RUNTIME: _Api}
+_Marker = _struct(
+    "Marker",
+    ("kind", c_uint32),
+    ("flags", c_uint32),
+    ("timestamp", c_uint64),
+    ("id", c_uint32),
+    ("objectKind", c_uint32),
+    ("processId", c_uint32),  # these three are the union objectId
+    ("threadId", c_uint32),
+    ("rest", c_uint32),
+    ("pad", c_uint32),
+    ("name", c_uint64),
+    ("domain", c_uint64),
+)
+_STRUCTS = {
+    MARKER: _Marker,
+    KERNEL: _Kernel,
+    MEMCPY: _Memcpy,
+    PEER_COPY: _PeerCopy,
+    MEMSET: _Memset,
+    DRIVER: _Api,
+    RUNTIME: _Api,
+}
 
 
 def record(kind: int, version: int, **fields: Any) -> bytes:

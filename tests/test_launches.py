@@ -13,6 +13,7 @@ import pytest
 from fake_records import FIXTURES, KERNEL, MEMCPY, MEMSET, PEER_COPY, Fixture, Names, record
 
 from nanalyze.recorder import activity
+from nanalyze.recorder.launch_times import LaunchTimes
 from nanalyze.recorder.launches import ClassTable, class_columns, copy_columns, kernel_columns, read_name
 from nanalyze.rundir.classes import KernelClass
 from nanalyze.rundir.schema import TABLES
@@ -216,7 +217,10 @@ def test_captured_launches_fall_into_their_classes(fixture: Fixture) -> None:
 
 
 def columns_of(*records: bytes, launch_times: dict[int, int] | None = None) -> tuple[dict[str, list[Any]], int]:
-    columns, odd = kernel_columns(decode(*records), ClassTable(lambda pointer: b"k%d" % pointer), launch_times or {})
+    times = LaunchTimes()
+    for correlation, time_ns in (launch_times or {}).items():
+        times.note(correlation, time_ns)
+    columns, odd = kernel_columns(decode(*records), ClassTable(lambda pointer: b"k%d" % pointer), times)
     return {name: values(column) for name, column in columns.items()}, odd
 
 
@@ -250,7 +254,7 @@ def test_a_launch_without_times_has_null_times_and_no_stale_queued() -> None:
 
 def test_the_launch_time_of_a_measured_launch_comes_from_the_exact_layer() -> None:
     columns, _ = columns_of(kernel(1, 5, start=0, end=0, queued=800), kernel(1, 6), launch_times={5: 950, 6: 1})
-    assert columns["queued_ns"] == [950, 900]
+    assert columns["queued_ns"] == [950, 1]
 
 
 def test_the_launch_time_of_graph_nodes_is_that_of_the_graph_launch() -> None:
@@ -279,13 +283,13 @@ def test_an_unknown_queued_is_null() -> None:
 
 def test_kernels_of_the_profiler_are_left_out() -> None:
     table = ClassTable({1: b"WaitNs", 2: b"WaitNsLonger", 3: b"k"}.__getitem__)
-    columns, _ = kernel_columns(decode(kernel(1, 5), kernel(2, 6), kernel(3, 7), kernel(1, 8)), table, {})
+    columns, _ = kernel_columns(decode(kernel(1, 5), kernel(2, 6), kernel(3, 7), kernel(1, 8)), table, LaunchTimes())
     assert values(columns["correlation_id"]) == [6, 7]
     assert {new.name for new in table.take_new()} == {b"WaitNsLonger", b"k"}
 
 
 def test_a_buffer_of_the_profilers_kernels_alone_gives_no_rows() -> None:
-    columns, odd = kernel_columns(decode(kernel(1, 5)), ClassTable(lambda _: b"WaitNs"), {})
+    columns, odd = kernel_columns(decode(kernel(1, 5)), ClassTable(lambda _: b"WaitNs"), LaunchTimes())
     assert {name: len(column) for name, column in columns.items()} == dict.fromkeys(TABLES["kernels"].column_names, 0)
     assert odd == 0
 
