@@ -91,6 +91,19 @@ def scan(root: Path, *, verify: bool = True, progress: Progress | None = None) -
     return catalog
 
 
+def of_shards(root: Path, shards: Iterable[Shard]) -> Catalog:
+    """A catalog of these shards alone, their footers checked but not their hashes; what fails is left out."""
+    catalog = Catalog()
+    for shard in shards:
+        try:
+            extra = _check(shard, root, verify=False)
+        except ShardProblem:
+            continue
+        catalog.shards[shard.table].append(shard)
+        _note_extra(catalog, shard.table, extra)
+    return catalog
+
+
 def _checked(shards: list[Shard], root: Path, verify: bool) -> Iterator[tuple[Shard, list[str] | ShardProblem]]:
     def check(shard: Shard) -> list[str] | ShardProblem:
         try:

@@ -100,7 +100,22 @@ def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
     "--timestamps", type=click.Choice(["host", "device"]), help="Memory into which the GPU writes them (default host)."
 )
 @option("--launch-times/--no-launch-times", default=True, help="Note when each kernel was launched, and so its range.")
+@option("--overhead", metavar="PERCENT", type=float, help="CPU time the recorder may take, of a core (default 1).")
+@option(
+    "--pause",
+    metavar="PERCENT",
+    type=float,
+    help="Share of the time to switch off for, to measure what recording costs the steps (default 1; 0: never).",
+)
+@option("--nvtx/--no-nvtx", default=True, help="Record the ranges that the job marks with NVTX.")
 @option("--exact", metavar="REGEX", help="Hardware counters of kernels whose name matches; `.` for all.")
+@option("--exact-exclude", metavar="REGEX", help="Leave out kernels whose name matches.")
+@option(
+    "--exact-ranges",
+    metavar="REGEX",
+    help="Only launches made while a range (annotate or NVTX) of a matching name is open.",
+)
+@option("--exact-seconds", metavar="SECONDS", type=float, help="Only in the first so many seconds of each process.")
 @option("--exact-first", metavar="N", type=int, help="Measure so many launches of each kernel and shape (default 2).")
 @option("--exact-skip", metavar="N", type=int, help="Let so many pass first (default 0).")
 @option("--exact-every", metavar="N", type=int, help="After that measure every N-th; none by default.")
@@ -117,7 +132,10 @@ def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
     "--samples-window", metavar="SECONDS", type=float, help="How long a group of counters has its turn (default 1)."
 )
 @option(
-    "--samples-overhead", metavar="PERCENT", type=float, help="Share of a CPU core that sampling may take (default 1)."
+    "--samples-overhead",
+    metavar="PERCENT",
+    type=float,
+    help="Share of a CPU core that sampling alone may take (default: what --overhead leaves).",
 )
 @option("--start-on", metavar="MODULE,...", help="Start recording when one of these modules is imported, too.")
 @option("--delay", metavar="SECONDS", type=float, help="Start so long after each process turns to CUDA.")
@@ -162,7 +180,12 @@ def request(shown: str, *, processes: int = 0, kernels: int = 0, **options: Any)
     Raises UsageError for options that need another one.
     """
     given: dict[str, Any] = {}
-    for name, key in (("flush", "flush_s"), ("timestamps", "timestamps")):
+    for name, key in (
+        ("flush", "flush_s"),
+        ("timestamps", "timestamps"),
+        ("overhead", "overhead_pct"),
+        ("pause", "pause_pct"),
+    ):
         if options[name] is not None:
             given[key] = options[name]
     if options["layers"] is not None:
@@ -171,6 +194,7 @@ def request(shown: str, *, processes: int = 0, kernels: int = 0, **options: Any)
         run_dir=str(Path(shown).absolute()),
         shown=shlex.quote(shown),
         launch_times=options["launch_times"],
+        nvtx=options["nvtx"],
         exact=_exact(options),
         samples=_samples(options),
         start_on=_list(options["start_on"] or ""),
@@ -184,7 +208,16 @@ def request(shown: str, *, processes: int = 0, kernels: int = 0, **options: Any)
 
 
 def _exact(options: dict[str, Any]) -> dict[str, Any] | None:
-    names = {"first": "first", "skip": "skip", "every": "every", "budget": "budget_pct", "metrics": "metrics"}
+    names = {
+        "exclude": "exclude",
+        "ranges": "ranges",
+        "seconds": "seconds",
+        "first": "first",
+        "skip": "skip",
+        "every": "every",
+        "budget": "budget_pct",
+        "metrics": "metrics",
+    }
     given = {names[name]: options[f"exact_{name}"] for name in names if options[f"exact_{name}"] is not None}
     if options["exact"] is None:
         if given:

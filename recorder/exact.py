@@ -21,8 +21,11 @@ _NOT_FOR_VERDICT = ("inst_", "thread_inst_", "tensor_")  # counters that cost pa
 class Exact:
     """Which launches get exact counters, and what that may cost.
 
-    `kernels`: a regular expression searched in the demangled name. Of each kernel and launch
-    shape, `skip` launches are let pass, `first` are measured, then every `every`-th.
+    `kernels`: a regular expression searched in the demangled name; `exclude`: one of those to
+    leave out. `ranges`: only launches made while a range whose name matches is open (`annotate` or
+    NVTX, in any thread). `seconds`: only those in the first so many seconds of the recording. Of
+    what that lets through, of each kernel and launch shape, `skip` launches are let pass, `first` are
+    measured, then every `every`-th.
     `budget_pct`: the share of the recording's time that measuring may take, in percent; 100 means
     no limit. `graphs`: whether CUDA graph launches are measured as ranges of their own.
     `metrics`: "full" (verdict and roofline), "verdict" (about half the passes) or CUPTI names.
@@ -35,12 +38,19 @@ class Exact:
     budget_pct: float = 10.0
     graphs: bool = True
     metrics: str | Sequence[str] = FULL
+    exclude: str = ""
+    ranges: str = ""
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
-        try:
-            re.compile(self.kernels)
-        except re.error as error:
-            raise RecorderError(f"Exact(kernels={self.kernels!r}): not a regular expression: {error}") from None
+        for name in ("kernels", "exclude", "ranges"):
+            pattern = getattr(self, name)
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise RecorderError(f"Exact({name}={pattern!r}): not a regular expression: {error}") from None
+        if self.seconds is not None and not self.seconds > 0:
+            raise RecorderError(f"Exact(seconds={self.seconds!r}): must be above 0")
         if self.first < 0 or self.skip < 0 or (self.every is not None and self.every < 1):
             raise RecorderError("Exact: first and skip must be 0 or more, every 1 or more")
         if not 0 < self.budget_pct <= 100:

@@ -23,6 +23,7 @@ from typing import Any
 from nanalyze.recorder import cupti as cu
 from nanalyze.recorder.demangle import demangle
 from nanalyze.recorder.exact import Choice, Exact, Measurement, Tally
+from nanalyze.recorder.exact_ranges import CALLS, CB_DOMAIN_NVTX, OpenRanges
 from nanalyze.recorder.rangeprofiler import MetricHost, RangeProfiler, chip_name, initialize, is_unknown_metric
 from nanalyze.rundir.communication import COMMUNICATION_PATTERNS
 from nanalyze.rundir.counters import Counter as HardwareCounter
@@ -109,6 +110,8 @@ class ExactLayer:
         self.launch_times: list[tuple[int, int]] = []  # (correlation id, ns) of measured launches
         self._driver = driver
         self._pattern = re.compile(options.kernels)
+        self._excluded = re.compile(options.exclude) if options.exclude else None
+        self._ranges = OpenRanges(options.ranges) if options.ranges else None
         self._choices: dict[Any, Choice] = {}
         self._devices: dict[int, _Device] = {}
         self._lock = threading.Lock()  # held from the entry of a measured launch to its exit
@@ -126,14 +129,30 @@ class ExactLayer:
 
     def start(self) -> None:
         """Subscribe to the launch calls; raises CuptiError when another subscriber holds CUPTI."""
-        self.cupti.cuptiSubscribe(ctypes.byref(self._subscriber), self._callback, None)
+        try:
+            self.cupti.cuptiSubscribe(ctypes.byref(self._subscriber), self._callback, None)
+        except cu.CuptiError as error:
+            self._subscriber.value = None
+            holder = cu.subscriber_name(self.cupti) if error.code == cu.MULTIPLE_SUBSCRIBERS else None
+            if holder is None:
+                raise
+            raise RecorderError(f"{error} (it calls itself {holder!r})") from error
         try:
             for cbid in (*cu.CBID_CAPTURE_BEGINS, *cu.CBID_CAPTURE_ENDS):
                 self._enable(cbid, True)
+            if self._ranges is not None:
+                for cbid in CALLS:
+                    self.cupti.cuptiEnableCallback(1, self._subscriber, CB_DOMAIN_NVTX, cbid)
             self._listen(True)
         except RecorderError:
             self._unsubscribe()
             raise
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the time in which launches are measured is up."""
+        seconds = self.options.seconds
+        return seconds is not None and time.monotonic_ns() - self._started_ns > seconds * 1e9
 
     def _enable(self, cbid: int, on: bool) -> None:
         self.cupti.cuptiEnableCallback(int(on), self._subscriber, cu.CB_DOMAIN_DRIVER_API, cbid)
@@ -149,7 +168,12 @@ class ExactLayer:
         if self._subscriber.value is None or self.failure:
             return
         self._abandon_idle_graph()
-        if self.options.every is not None:  # counting every launch needs to see every launch
+        if self._is_over:
+            if not self._resting_until and self._graph is None:
+                self._listen(False)
+            return
+        # Counting every launch needs to see every launch, and a range may be short.
+        if self.options.every is not None or self._ranges is not None:
             return
         if self._resting_until:
             if time.monotonic() >= self._resting_until:
@@ -197,6 +221,22 @@ class ExactLayer:
         finally:
             self._lock.release()
 
+    @property
+    def is_subscribed(self) -> bool:
+        """Whether CUPTI's one subscription is this layer's."""
+        return self._subscriber.value is not None
+
+    def step_aside(self) -> None:
+        """Leave CUPTI's subscription and counters to another client; never raises."""
+        self.stop()
+
+    def come_back(self, holder: str) -> None:
+        """Measure again, if `holder` has let go of the subscription (PyTorch's profiler keeps it for good)."""
+        try:
+            self.start()
+        except RecorderError:
+            self.failure = f"exact counters stopped: {holder} keeps CUPTI's subscription"
+
     def take(self) -> tuple[list[Measurement], list[tuple[int, int]]]:
         """Measurements and launch times since the last call."""
         done, self.done = self.done, []
@@ -209,6 +249,10 @@ class ExactLayer:
         if self.failure is not None:
             return
         try:
+            if domain == CB_DOMAIN_NVTX:
+                if self._ranges is not None:
+                    self._ranges.on_call(cbid, data_address)
+                return
             data = cu.CallbackData.from_address(data_address)
             entering = data.site == cu.CALLBACK_ENTER
             if cbid in cu.CBID_KERNEL_LAUNCHES:
@@ -243,6 +287,9 @@ class ExactLayer:
         choice = self._choices.get((name, shape))
         if choice is None:
             choice = self._choices[name, shape] = Choice(self._wants(name))
+        if not choice.wanted or not self._is_let_through():
+            self._boring += 1
+            return
         choice.seen += 1
         if not choice.is_due(self.options) or self._graph is not None:
             self._boring += 1
@@ -256,7 +303,13 @@ class ExactLayer:
         if any(pattern.search(text) for pattern in COMMUNICATION):
             self.tally.skipped["communication"] += 1
             return False
+        if self._excluded is not None and self._excluded.search(text):
+            return False
         return bool(self._pattern.search(text))
+
+    def _is_let_through(self) -> bool:
+        """Whether the time and the ranges open now are those in which launches are measured."""
+        return not self._is_over and (self._ranges is None or self._ranges.is_any())
 
     def _may_start(self, stream: int | None) -> bool:
         """Whether budget, capture state and other threads permit a measurement now; takes the lock if so."""
@@ -332,8 +385,11 @@ class ExactLayer:
         choice = self._choices.get(executable)
         if choice is None:
             choice = self._choices[executable] = Choice(self.options.graphs)
-        choice.seen += 1
         collecting = self._graph is not None and self._graph.executable == executable
+        if not collecting and not (choice.wanted and self._is_let_through()):
+            self._boring += 1
+            return
+        choice.seen += 1
         if not collecting and (self._graph is not None or not choice.is_due(self.options)):
             self._boring += 1
             return

@@ -73,6 +73,9 @@ class Request:
     flush_s: float = 5.0
     timestamps: str = "host"
     launch_times: bool = True
+    nvtx: bool = True
+    overhead_pct: float = 1.0
+    pause_pct: float = 1.0
     exact: Mapping[str, Any] | None = None
     samples: Mapping[str, Any] | None = None
     start_on: tuple[str, ...] = ()
@@ -89,7 +92,7 @@ class Request:
             if value is not None and not 0 < value < threading.TIMEOUT_MAX:
                 raise RecorderError(f"{name}={value!r}: must be above 0 seconds")
         plain = Request(self.run_dir, self.shown)
-        names = ("layers", "flush_s", "timestamps", "exact", "samples")
+        names = ("layers", "flush_s", "timestamps", "overhead_pct", "pause_pct", "exact", "samples")
         if any(getattr(self, name) != getattr(plain, name) for name in names):  # else numpy's import is spared
             self.settings()
 
@@ -107,6 +110,9 @@ class Request:
             append=True,  # `claim` has looked; every process of the job adds to what the first one made
             timestamps=self.timestamps,
             launch_times=self.launch_times,
+            nvtx=self.nvtx,
+            overhead_pct=self.overhead_pct,
+            pause_pct=self.pause_pct,
         )
 
     def dumps(self) -> str:

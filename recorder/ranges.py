@@ -16,7 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from nanalyze.recorder.nvtx import NvtxRanges
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,15 +46,20 @@ class RangeLog:
     """Ranges of the recording in progress; `take` hands the closed ones over as table rows."""
 
     def __init__(self) -> None:
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
+        self.nvtx: NvtxRanges | None = None
+        self.on_first: Callable[[], object] | None = None  # called once, before the first range opens
         self._open: dict[int, OpenRange] = {}
         self._closed: deque[tuple[OpenRange, int | None]] = deque()
 
     def open(self, annotation: annotate) -> OpenRange:
+        if self.on_first is not None:
+            first, self.on_first = self.on_first, None
+            first()
         parent = _current.get()
         while parent is not None and self._open.get(parent.range_id) is not parent:
             parent = parent.parent  # of an earlier recording, or closed elsewhere
-        opened = OpenRange(self, annotation, next(self._ids), parent)
+        opened = OpenRange(self, annotation, next(self.ids), parent)
         self._open[opened.range_id] = opened
         return opened
 
@@ -68,6 +76,8 @@ class RangeLog:
         if also_open:
             still_open, self._open = self._open, {}
             rows += [_row(opened, None) for opened in still_open.values()]
+        if self.nvtx is not None:
+            rows += self.nvtx.take(also_open=also_open)
         return rows
 
 
@@ -112,6 +122,12 @@ def set_log(log: RangeLog | None) -> None:
     """The log that `annotate` writes to; None makes it a no-op."""
     global _log
     _log = log
+
+
+def open_names() -> list[str]:
+    """Names of the `annotate` ranges open now, in any thread."""
+    log = _log
+    return [] if log is None else [opened.annotation.name for opened in list(log._open.values())]
 
 
 class annotate:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from fake_cupti import METRICS_PER_PASS, value_of
 from fake_gpu import CALLS, CONTEXT, FakeGpu
 
 from nanalyze.recorder import exact_layer as module
+from nanalyze.recorder import ranges
 from nanalyze.recorder.cupti import Cupti
 from nanalyze.recorder.exact import Exact, Measurement
 from nanalyze.recorder.exact_layer import ExactLayer
@@ -628,3 +631,169 @@ def test_stop_never_raises(gpu: FakeGpu, function: str) -> None:
     gpu.cupti.fail(function, 999)
     layer.stop()
     assert len(measured(layer)) == 1
+
+
+# --- filters ----------------------------------------------------------------------------------
+
+
+class Nvtx:
+    """Calls of NVTX as CUPTI hands them to a subscriber: id, parameters, result."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.gpu = gpu
+        self._kept: list[Any] = []
+
+    def call(self, cbid: int, *words: int, result: int | None = None) -> bool:
+        params = (ctypes.c_uint64 * max(1, len(words)))(*words)
+        value = ctypes.c_uint64(result or 0)
+        data = (ctypes.c_void_p * 3)(None, ctypes.addressof(params), ctypes.addressof(value) if result else None)
+        self._kept += [params, value, data]
+        return self.gpu.cupti.deliver_nvtx(cbid, ctypes.addressof(data))
+
+    def text(self, text: bytes) -> int:
+        self._kept.append(ctypes.create_string_buffer(text))
+        return ctypes.addressof(self._kept[-1])
+
+    def attributes(self, kind: int, message: int) -> int:
+        """nvtxEventAttributes_v2 with a message of `kind`: 1 for ASCII, 3 for a registered string."""
+        self._kept.append(
+            ctypes.create_string_buffer(struct.pack("<HHIiIiiQiiQ", 2, 48, 0, 0, 0, 0, 0, 0, kind, 0, message))
+        )
+        return ctypes.addressof(self._kept[-1])
+
+    def push(self, name: bytes) -> None:
+        assert self.call(8, self.text(name))
+
+    def pop(self) -> None:
+        assert self.call(11, 0)
+
+
+def test_kernels_can_be_left_out_by_name(gpu: FakeGpu, layer_of: Callable[..., ExactLayer]) -> None:
+    layer = layer_of(kernels="gemm|copy", exclude="^gemm_small")
+    calls = [gpu.launch(name) for name in ("gemm_large", "gemm_small", "other", "copy")]
+    assert measured(layer) == [calls[0], calls[3]]
+
+
+def test_only_the_first_seconds_are_measured(gpu: FakeGpu, layer_of: Callable[..., ExactLayer], clock: Clock) -> None:
+    layer = layer_of(seconds=2.0, first=100, every=1)
+    first = gpu.launch("k")
+    clock.pass_ms(1900)
+    second = gpu.launch("k")
+    clock.pass_ms(200)
+    gpu.launch("k")
+    assert measured(layer) == [first, second]
+    layer.tend()
+    assert not gpu.cupti.subscriptions & {CALLS[name] for name in KERNEL_LAUNCHES}  # launches cost nothing again
+    clock.pass_ms(60_000)
+    layer.tend()
+    assert not gpu.cupti.subscriptions & {CALLS[name] for name in KERNEL_LAUNCHES}
+
+
+@pytest.fixture
+def log() -> Iterator[ranges.RangeLog]:
+    log = ranges.RangeLog()
+    ranges.set_log(log)
+    yield log
+    ranges.set_log(None)
+
+
+@pytest.mark.usefixtures("log")
+def test_only_launches_within_a_range_are_measured(gpu: FakeGpu, layer_of: Callable[..., ExactLayer]) -> None:
+    layer = layer_of(ranges="^step", first=2, skip=1)
+    gpu.launch("k")
+    with ranges.annotate("other"):
+        gpu.launch("k")
+    with ranges.annotate("step 1"), ranges.annotate("inner"):
+        gpu.launch("k")  # the one that is skipped: the first within the range
+        inside = [gpu.launch("k")]
+        worker = threading.Thread(target=lambda: inside.append(gpu.launch("k")))  # as autograd's
+        worker.start()
+        worker.join()
+        gpu.launch("k")
+    gpu.launch("k")
+    assert measured(layer) == inside
+
+
+def test_nvtx_ranges_choose_launches_too(gpu: FakeGpu, layer_of: Callable[..., ExactLayer]) -> None:
+    layer, nvtx = layer_of(ranges="forward|model", first=100), Nvtx(gpu)
+    assert nvtx.call(39, 0xD, nvtx.text(b"model"), result=0x51)
+    assert nvtx.call(39, 0xD, nvtx.text(b"else"), result=0x52)
+    inside = []
+    nvtx.pop()  # of a range opened before
+    gpu.launch("k")
+    nvtx.push(b"forward")
+    inside.append(gpu.launch("k"))
+    nvtx.push(b"deeper")
+    inside.append(gpu.launch("k"))
+    nvtx.pop()
+    nvtx.pop()
+    gpu.launch("k")
+    nvtx.call(33, 0xD, nvtx.attributes(3, 0x51))  # a domain's push, with a registered string
+    nvtx.push(b"another domain")
+    nvtx.pop()
+    inside.append(gpu.launch("k"))
+    nvtx.call(34, 0xD)
+    nvtx.call(33, 0xD, nvtx.attributes(3, 0x52))
+    nvtx.call(33, 0xD, nvtx.attributes(3, 0x99))  # registered before anybody listened
+    nvtx.call(33, 0xD, 0)
+    gpu.launch("k")
+    nvtx.call(10, nvtx.attributes(1, nvtx.text(b"forward")))
+    inside.append(gpu.launch("k"))
+    nvtx.call(11, 0)
+    gpu.launch("k")
+    nvtx.call(4, nvtx.text(b"forward pass"), result=77)
+    nvtx.call(31, 0xD, nvtx.attributes(1, nvtx.text(b"forward too")), result=78)
+    nvtx.call(7, 77)
+    inside.append(gpu.launch("k"))
+    nvtx.call(32, 0xD, 78)
+    gpu.launch("k")
+    assert measured(layer) == inside
+    assert len(inside) == 5
+
+
+def test_a_push_in_one_thread_is_not_popped_by_another(gpu: FakeGpu, layer_of: Callable[..., ExactLayer]) -> None:
+    layer, nvtx = layer_of(ranges="forward", first=100), Nvtx(gpu)
+    nvtx.push(b"forward")
+    worker = threading.Thread(target=nvtx.pop)
+    worker.start()
+    worker.join()
+    inside = gpu.launch("k")
+    nvtx.pop()
+    gpu.launch("k")
+    assert measured(layer) == [inside]
+
+
+def test_graphs_are_measured_within_a_range_only(gpu: FakeGpu, layer_of: Callable[..., ExactLayer]) -> None:
+    layer, nvtx = layer_of(ranges="forward"), Nvtx(gpu)
+    gpu.launch_graph(0xA, ["n"])
+    nvtx.push(b"forward")
+    inside = gpu.launch_graph(0xA, ["n"])
+    assert measured(layer) == [inside]
+
+
+def test_without_that_filter_nobody_follows_nvtx(gpu: FakeGpu, layer_of: Callable[..., ExactLayer]) -> None:
+    layer_of(kernels="x")
+    assert gpu.cupti.nvtx_subscriptions == set()
+
+
+def test_callbacks_do_not_rest_while_a_range_is_awaited(gpu: FakeGpu, layer_of: Callable[..., ExactLayer]) -> None:
+    layer = layer_of(ranges="rare")
+    for _ in range(module.BORING_LAUNCHES + 1):
+        layer._boring += 1
+    layer.tend()
+    assert CALLS["cuLaunchKernel"] in gpu.cupti.subscriptions
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"exclude": "("}, "Exact(exclude='('): not a regular expression"),
+        ({"ranges": "["}, "Exact(ranges='['): not a regular expression"),
+        ({"seconds": 0}, "Exact(seconds=0): must be above 0"),
+        ({"seconds": -1.0}, "Exact(seconds=-1.0): must be above 0"),
+    ],
+)
+def test_filters_that_mean_nothing_are_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RecorderError) as caught:
+        Exact(**options)
+    assert str(caught.value).startswith(problem)

@@ -225,13 +225,20 @@ def test_every_option_reaches_the_recorder(tmp_path: Path) -> None:
     assert (settings.layers, settings.flush_s, settings.timestamps) == (("timeline", "ranges"), 2.0, "device")
     assert settings.launch_times is False
     assert settings.exact == Exact("gemm", 3, 1, 7, 4.0, False, "verdict")
-    words = "-o run --samples --samples-interval 500 --samples-window 2 --samples-overhead 3"
+    words = "-o run --samples --samples-interval 500 --samples-window 2 --samples-overhead 3 --overhead 4 --pause 0"
     settings = launch.Request.loads(json.dumps(request_of(*words.split(), cwd=tmp_path))).settings()
     assert settings.samples == Samples(interval_us=500.0, window_s=2.0, overhead_pct=3.0)
+    assert (settings.overhead_pct, settings.pause_pct) == (4.0, 0.0)
     timed = request_of("-q", "-o", "run", "--delay", "2", "--duration", "0.5", cwd=tmp_path)
     assert (timed["delay_s"], timed["duration_s"]) == (2.0, 0.5)
     metrics = request_of("-o", "run", "--exact", ".", "--exact-metrics", "a.sum, b.avg", cwd=tmp_path)
     assert metrics["exact"]["metrics"] == ["a.sum", "b.avg"]
+
+
+def test_the_budget_and_the_pauses_come_from_the_environment_and_the_file_too(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.nanalyze]\npause = 0\noverhead = 3\n")
+    request = request_of("-o", "run", cwd=tmp_path, NANALYZE_OVERHEAD="2.5")
+    assert (request["overhead_pct"], request["pause_pct"]) == (2.5, 0.0)
 
 
 def test_the_command_line_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 from fake_gpu import read_table, shard_paths, shards_claimed, shards_on_disk
 
 from nanalyze.commands.info import ending
-from nanalyze.recorder import launch
+from nanalyze.recorder import launch, nvtx
 from nanalyze.recorder.start_hook import nanalyze_start_hook as hook
 
 TESTS = Path(__file__).parent
@@ -650,3 +650,77 @@ def test_cuda_that_began_unnoticed_is_mentioned(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(hook, "_armed_pid", os.getppid())  # as in a forked child
     hook._at_exit()
     assert capsys.readouterr().err == ""
+
+
+# --- NVTX ------------------------------------------------------------------------------------------
+
+NVTX_STAND_INS = {
+    "nvtx.py": "import os\nat_import = os.environ.get('NVTX_INJECTION64_PATH')\n",
+    "torch/cuda/nvtx.py": """
+import os
+class _Calls:
+    def rangePushA(self, name):
+        return name, os.environ.get('NVTX_INJECTION64_PATH')
+_nvtx = _Calls()
+def range_push(name):
+    return _nvtx.rangePushA(name)
+""",
+}
+CUPTI = "/somewhere/libcupti.so.13"
+INJECTED = nvtx._our_library() or CUPTI  # compiled or not, as here
+
+
+@pytest.fixture
+def nvtx_job(job: Job) -> Job:
+    for name, text in NVTX_STAND_INS.items():
+        (job.library / name).write_text(text)
+    return job
+
+
+def test_nvtx_calls_cupti_from_its_first_call_long_before_cuda(nvtx_job: Job) -> None:
+    program = """
+        import torch.cuda.nvtx, os, sys
+        print(os.environ.get("NVTX_INJECTION64_PATH"))
+        push = torch.cuda.nvtx.range_push
+        print(push("a"), push("b"), type(torch.cuda.nvtx._nvtx).__name__)
+        import nvtx
+        heavy = ("numpy", "pyarrow", "nanalyze.recorder.session")
+        print(nvtx.at_import, [name for name in heavy if name in sys.modules])
+        """
+    env = nvtx_job.environment(NANALYZE_CUPTI=CUPTI)
+    code, out, error = nvtx_job.run(program, prelude="", env=env)
+    assert (code, error) == (0, NOT_USED)
+    assert out == f"None\n('a', '{INJECTED}') ('b', '{INJECTED}') _Calls\n{INJECTED} []\n"
+    assert not nvtx_job.run_dir.exists()
+
+
+def test_the_nvtx_package_alone_is_enough(nvtx_job: Job) -> None:
+    env = nvtx_job.environment(NANALYZE_CUPTI=CUPTI)
+    assert nvtx_job.run("import nvtx; print(nvtx.at_import)", prelude="", env=env) == (0, f"{INJECTED}\n", NOT_USED)
+
+
+@pytest.mark.parametrize("request_", [{"nvtx": False}, {"layers": ("timeline",)}])
+def test_nvtx_is_left_alone_unless_its_ranges_are_recorded(nvtx_job: Job, request_: dict[str, Any]) -> None:
+    program = "import nvtx, torch.cuda.nvtx; print(nvtx.at_import, torch.cuda.nvtx.range_push('a'))"
+    env = nvtx_job.environment(NANALYZE_CUPTI=CUPTI)
+    assert nvtx_job.run(program, prelude="", env=env, **request_) == (0, "None ('a', None)\n", NOT_USED)
+
+
+def test_the_jobs_own_library_for_nvtx_stays(nvtx_job: Job) -> None:
+    env = nvtx_job.environment(NANALYZE_CUPTI=CUPTI, NVTX_INJECTION64_PATH="/mine.so")
+    assert nvtx_job.run("import nvtx; print(nvtx.at_import)", prelude="", env=env) == (0, "/mine.so\n", NOT_USED)
+    code, _, error = nvtx_job.run("use('a')", env={**env, "NANALYZE_CUPTI": ""})
+    assert (code, error.count("\n")) == (0, 2)
+    assert error.startswith("nanalyze: NVTX ranges are not recorded: NVTX_INJECTION64_PATH is already set, to /mine.so")
+
+
+def test_children_do_not_inherit_their_parents_library_for_nvtx(nvtx_job: Job) -> None:
+    """They may be another Python with another CUPTI."""
+    program = """
+        use("a")
+        print(os.environ["NANALYZE_NVTX_CUPTI"], flush=True)
+        child = "import os; print([name for name in os.environ if 'NVTX' in name])"
+        subprocess.run([sys.executable, "-c", child])
+        """
+    code, out, _ = nvtx_job.run(program)
+    assert (code, out) == (0, "/fake/libcupti.so.13\n[]\n")

@@ -35,6 +35,10 @@ TRIGGERS: dict[str, tuple[str, ...]] = {
     "tensorrt": (),
     "warp": (),
 }
+# Modules whose NVTX ranges are to be recorded. NVTX asks once, at its first call, where calls are to go, and
+# that may be long before CUDA is used. With the attribute through which each call goes; without one, the
+# answer must stand when the module is imported.
+NVTX = {"torch.cuda.nvtx": "_nvtx", "nvtx": None}
 # Everything else in Python reaches CUDA through ctypes (numba, tinygrad, hand-written bindings).
 LIBRARIES = ("libcuda.so", "libcudart.so", "nvcuda.dll")
 
@@ -64,7 +68,8 @@ def arm() -> None:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=_in_child)
         sys.meta_path.insert(0, _Finder())
-        for name in ("ctypes", *TRIGGERS, *_start_on):
+        _forget_parents_nvtx()
+        for name in ("ctypes", *TRIGGERS, *NVTX, *_start_on):
             if name in sys.modules:
                 _reached(name, sys.modules[name])
     except Exception as error:
@@ -117,7 +122,7 @@ class _Finder:
     """
 
     def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None) -> "Any":
-        if name not in TRIGGERS and name not in _start_on and name != "ctypes":
+        if name not in TRIGGERS and name not in NVTX and name not in _start_on and name != "ctypes":
             return None
         try:
             return self._find(name, path, target)
@@ -147,6 +152,8 @@ class _Loader:
         self._loader = loader
 
     def create_module(self, spec: "Any") -> "Any":
+        if spec.name in NVTX and NVTX[spec.name] is None:
+            _prepare_nvtx()
         if not _is_looked_into(spec.name):
             begin()
         return self._loader.create_module(spec)
@@ -164,7 +171,7 @@ class _Loader:
 
 def _is_looked_into(name: str) -> bool:
     """Whether `name` is loaded first and then watched; else its import alone starts the recorder."""
-    return name == "ctypes" or (bool(TRIGGERS.get(name)) and name not in _start_on)
+    return name == "ctypes" or ((name in NVTX or bool(TRIGGERS.get(name))) and name not in _start_on)
 
 
 def _reached(name: str, module: "ModuleType") -> None:
@@ -172,6 +179,8 @@ def _reached(name: str, module: "ModuleType") -> None:
     try:
         if name == "ctypes":
             _listen()
+        elif name in NVTX and name not in _start_on:
+            _await_nvtx(module, NVTX[name])
         elif not (_is_looked_into(name) and _watch(name, module)):
             begin()  # also for a version of the library without that function: early is better than never
     except Exception as error:
@@ -225,6 +234,56 @@ def _is_lost_to_cuda(module: "ModuleType") -> bool:
         return bool(module._is_in_bad_fork())
     except Exception:  # another library, or a version without that function
         return False
+
+
+# --- NVTX ----------------------------------------------------------------------------------------
+
+
+class _Gate:
+    """Stands for the module through which all NVTX calls of a library go, until the first of them."""
+
+    def __init__(self, module: "ModuleType", name: str) -> None:
+        self._nanalyze = (module, name, getattr(module, name))
+
+    def __getattr__(self, attribute: str) -> "Any":
+        module, name, original = self._nanalyze
+        if getattr(module, name, None) is self:
+            setattr(module, name, original)
+            _prepare_nvtx()
+        return getattr(original, attribute)
+
+
+def _await_nvtx(module: "ModuleType", name: "str | None") -> None:
+    if name is None:
+        _prepare_nvtx()  # it was imported before there was a recorder: in time, if no range was opened yet
+    elif hasattr(module, name) and not isinstance(getattr(module, name), _Gate):
+        setattr(module, name, _Gate(module, name))
+
+
+def _prepare_nvtx() -> None:
+    """Have NVTX call CUPTI in this process, so that ranges are there when the recorder starts."""
+    if _phase != _ARMED:  # the recorder, if it runs, has done so itself
+        return
+    try:
+        import json
+
+        request = json.loads(os.environ["NANALYZE_RECORD"])
+        if request.get("nvtx") and "ranges" in request["layers"]:
+            from nanalyze.recorder import nvtx
+
+            nvtx.prepare()
+    except ModuleNotFoundError:  # a Python without nanalyze
+        return
+    except Exception as error:
+        _say(f"NVTX ranges of this process may not be recorded: {type(error).__name__}: {error}")
+
+
+def _forget_parents_nvtx() -> None:
+    """A child has its own CUPTI, maybe another one than its parent named for NVTX."""
+    os.environ.pop("NANALYZE_NVTX_CUPTI", None)
+    ours = os.environ.pop("NANALYZE_RECORD_NVTX", None)
+    if ours is not None and os.environ.get("NVTX_INJECTION64_PATH") == ours:
+        del os.environ["NVTX_INJECTION64_PATH"]
 
 
 def _unwrap() -> None:
