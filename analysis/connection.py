@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import attribution, catalog, settings, sqltext
+from nanalyze.analysis import attribution, catalog, overhead, settings, sqltext
 from nanalyze.rundir.communication import COMMUNICATION_PATTERNS
 from nanalyze.rundir.schema import TABLES, Table
 
@@ -44,7 +44,15 @@ def connect(
 
 def fill_attribution(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
     """Attribute the samples, in place of the empty relations that `connect` made. Raises duckdb.Error."""
-    tables = attribution.attribute(connection, found.extra_columns.get("samples", []))
+    _fill(connection, attribution.attribute(connection, found.extra_columns.get("samples", [])))
+
+
+def fill_overhead(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
+    """Work out what recording cost, in place of the empty relation that `connect` made. Raises duckdb.Error."""
+    _fill(connection, overhead.measure(connection))
+
+
+def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Any]) -> None:
     for view, table in tables.items():
         connection.register(f"made_{view}", table)
     connection.execute("BEGIN")
@@ -87,7 +95,8 @@ def _create_views(
     connection.execute("CREATE SCHEMA raw")
     sources = {table.name: _table_source(table, root, found) for table in TABLES.values()}
     sources.update(_constant_sources(info, found, overrides))
-    sources.update({name: sqltext.empty(columns) for name, columns in attribution.TABLES.items()})
+    made = {**attribution.TABLES, **overhead.TABLES}
+    sources.update({name: sqltext.empty(columns) for name, columns in made.items()})
     for view, source in sources.items():
         connection.execute(f"CREATE VIEW raw.{sqltext.name(view)} AS {source}")
     for view in queries.VIEWS:

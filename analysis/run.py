@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import attribution, catalog, connection, sqltext
+from nanalyze.analysis import attribution, catalog, connection, overhead, sqltext
 from nanalyze.rundir import runfile
 from nanalyze.rundir.errors import QueryError, RunError
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from nanalyze.analysis.compare import Comparison
 
 BATCH_ROWS = 10_000
 
@@ -87,7 +89,12 @@ class Run:
         self._catalog = found
         self._running: duckdb.DuckDBPyConnection | None = None
         self._closed = False
-        self._attributed = not found.shards["samples"]
+        # Relations that are worked out before the first query that needs them: what fills them.
+        self._unmade: dict[tuple[str, ...], Callable[[duckdb.DuckDBPyConnection, catalog.Catalog], None]] = {
+            tuple(overhead.TABLES): connection.fill_overhead
+        }
+        if found.shards["samples"]:
+            self._unmade[tuple(attribution.TABLES)] = connection.fill_attribution
         self._connection = connection.connect(root, self.info, found, overrides, allow_external)
 
     def sql(self, query: str, parameters: Mapping[str, object] | None = None) -> pd.DataFrame:
@@ -113,7 +120,7 @@ class Run:
         cursor = self._connection_or_error().cursor()
         statement = sqltext.checked(cursor, query)
         self._running = cursor
-        self._attribute(cursor, statement)
+        self._make(cursor, statement)
         return Batches(self._reader(cursor, statement, parameters, rows), self._query_error)
 
     def query(self, name: str, **parameters: object) -> pd.DataFrame:
@@ -159,6 +166,14 @@ class Run:
         """Counters that were both sampled and measured exactly, side by side."""
         return self.sql("SELECT * FROM sampled_against_exact ORDER BY counter, time_share DESC, kernel_class_id")
 
+    def overhead(self) -> pd.DataFrame:
+        """What recording cost the steps of each process, with an interval, from the recorder's own pauses."""
+        return self.sql("SELECT * FROM overhead ORDER BY process")
+
+    def throttling(self) -> pd.DataFrame:
+        """When each device ran below its clocks, and why."""
+        return self.sql("SELECT * FROM throttling ORDER BY start_ns, device, reason")
+
     def kernels(self) -> pd.DataFrame:
         """Every launch by start, untimed ones last: of a long run, select with `sql` instead."""
         return self.sql(
@@ -188,6 +203,19 @@ class Run:
     def processes(self) -> pd.DataFrame:
         """Every process that recorded."""
         return self.sql("SELECT * FROM processes ORDER BY rank NULLS LAST, process")
+
+    def compare(self, a: str, b: str, *, skip: int = 0) -> Comparison:
+        """How the ranges called `b` differ from those called `a`; ranges of one name are repetitions.
+
+        The first `skip` of each name and process are left out, as warm-up. Raises CompareError.
+        """
+        from nanalyze.analysis import compare
+
+        return compare.ranges(self, a, b, skip=skip)
+
+    def perturbation(self) -> pd.DataFrame:
+        """Time of each kernel class without the profiler beside its time under exact counters."""
+        return self.sql("SELECT * FROM perturbation ORDER BY launches * mean_ns DESC, kernel_class_id")
 
     def damage(self) -> pd.DataFrame:
         """Shards that were left out or are missing; empty where all is well."""
@@ -219,18 +247,20 @@ class Run:
     def __repr__(self) -> str:
         return f"<nanalyze run {str(self.path)!r}, damage {self.damage_count}>"
 
-    def _attribute(self, cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
-        """Attribute the samples before the first query that needs it: seconds, for a run of an hour minutes."""
-        if self._attributed or not queries.named_in(statement) & queries.users_of(tuple(attribution.TABLES)):
-            return
-        try:
-            with cursor.cursor() as own:
-                self._running = own
-                connection.fill_attribution(own, self._catalog)
-        except duckdb.Error as error:
-            raise self._query_error(error) from error
-        self._running = cursor
-        self._attributed = True
+    def _make(self, cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
+        """Work out what the statement needs: attributing samples takes seconds, for a run of an hour minutes."""
+        named = queries.named_in(statement)
+        for relations, fill in list(self._unmade.items()):
+            if not named & queries.users_of(relations):
+                continue
+            try:
+                with cursor.cursor() as own:
+                    self._running = own
+                    fill(own, self._catalog)
+            except duckdb.Error as error:
+                raise self._query_error(error) from error
+            self._running = cursor
+            del self._unmade[relations]
 
     def _connection_or_error(self) -> duckdb.DuckDBPyConnection:
         if self._closed:

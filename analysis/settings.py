@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nanalyze.rundir.counters import COUNTERS
+from nanalyze.rundir.counters import COUNTERS, IMPORTED
 from nanalyze.rundir.errors import QueryError
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A number that the verdict depends on."""
+    """A number that the views depend on."""
 
     name: str
     value: float
@@ -30,6 +30,7 @@ SETTINGS = (
         "low_issue_pct", 60, "%", "Below it the schedulers are said to wait (Nsight Compute's IssueSlotUtilization)."
     ),
     Setting("over_peak_pct", 101, "%", "A percentage of a peak above it is flagged as impossible."),
+    Setting("low_clock_pct", 90, "%", "A reading of the SM clock below it, of the device's highest, is a low clock."),
 )
 
 
@@ -55,7 +56,7 @@ def settings_rows(overrides: Mapping[str, float]) -> list[tuple[str, float, str,
 def counter_metrics_rows() -> list[tuple[str, str, int, str]]:
     """(raw metric, counter, preference, unit); a counter's own name comes last, for importers."""
     rows: dict[str, tuple[str, str, int, str]] = {}
-    for counter in COUNTERS:
+    for counter in (*COUNTERS, *IMPORTED):
         for preference, metric in enumerate((*counter.raw, counter.name), 1):
             rows.setdefault(metric, (metric, counter.name, preference, counter.unit))
     return list(rows.values())

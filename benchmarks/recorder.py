@@ -71,7 +71,7 @@ class Nanalyze(Tool):
         self.recorder = recorder
 
     def start(self, folder: Path) -> None:
-        self.recorder.start(str(folder / "run"))
+        self.recorder.start(str(folder / "run"), pause_pct=0)  # all of it is to be measured
 
     def stop(self) -> None:
         self.recorder.stop()

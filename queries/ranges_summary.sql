@@ -2,13 +2,14 @@
 --
 -- A kernel counts as own for the innermost range it was launched in, and in `kernels` for that
 -- one and every range that encloses it on the same thread. Ranges of one name that enclose each
--- other therefore count a kernel once each. Rates use the ranges that declare the amount and
--- whose kernels all have known durations.
+-- other therefore count a kernel once each. Rates use the ranges that declare the amount, whose
+-- kernels all have known durations and into which no pause of the recorder fell.
 --
 -- Columns:
 --   name             VARCHAR  -         Name of the range.
 --   ranges           BIGINT   ranges    How often it was entered.
 --   ranges_open      BIGINT   ranges    Those never closed.
+--   ranges_paused    BIGINT   ranges    Those into which a pause fell: kernels launched in it are missing.
 --   host_ns          BIGINT   ns        Host time in the closed ones.
 --   kernels          BIGINT   launches  Launched in it or in ranges inside it.
 --   kernels_untimed  BIGINT   launches  Those whose duration is not known.
@@ -47,9 +48,16 @@ inclusive AS (
     JOIN launched AS l ON l.process = e.process AND l.range_id = e.range_id
     GROUP BY e.process, e.ancestor_id
 ),
+paused AS (
+    SELECT DISTINCT r.process, r.range_id
+    FROM ranges AS r
+    JOIN _pause_spans AS p
+        ON p.process = r.process AND p.start_ns < r.end_ns AND p.end_ns > r.start_ns
+),
 each_range AS (
     SELECT
         r.name, r.end_ns,
+        p.range_id IS NOT NULL AS is_paused,
         CASE WHEN r.flops BETWEEN 0 AND 1e30 AND NOT isnan(r.flops) THEN r.flops END AS flops,
         CASE WHEN r.bytes BETWEEN 0 AND 1e30 AND NOT isnan(r.bytes) THEN r.bytes END AS bytes,
         CASE WHEN r.start_ns >= 0 AND r.end_ns >= r.start_ns THEN r.end_ns - r.start_ns END AS host_ns,
@@ -58,15 +66,17 @@ each_range AS (
         COALESCE(i.kernel_ns, 0) AS kernel_ns,
         COALESCE(o.kernels, 0) AS own_kernels,
         COALESCE(o.kernel_ns, 0) AS own_kernel_ns,
-        i.timed = i.kernels AND i.kernel_ns > 0 AS is_timed
+        i.timed = i.kernels AND i.kernel_ns > 0 AND p.range_id IS NULL AS is_timed
     FROM ranges AS r
     LEFT JOIN inclusive AS i ON i.process = r.process AND i.range_id = r.range_id
     LEFT JOIN launched AS o ON o.process = r.process AND o.range_id = r.range_id
+    LEFT JOIN paused AS p ON p.process = r.process AND p.range_id = r.range_id
 )
 SELECT
     name,
     count(*) AS ranges,
     count(*) - count(end_ns) AS ranges_open,
+    count(CASE WHEN is_paused THEN 1 END) AS ranges_paused,
     TRY_CAST(sum(host_ns) AS BIGINT) AS host_ns,
     CAST(sum(kernels) AS BIGINT) AS kernels,
     CAST(sum(kernels - timed) AS BIGINT) AS kernels_untimed,

@@ -11,9 +11,9 @@
 -- Columns:
 --   device       VARCHAR  -   UUID, or process/ordinal where that is not known.
 --   bucket       BIGINT   -   Number of the piece, from 0.
---   copy_ns      BIGINT   ns  Time with at least one copy or set running; NULL where none was.
+--   copy_ns      BIGINT   ns  Time with at least one copy or set running, outside of pauses; NULL where none was.
 --   sm_clock_hz  DOUBLE   Hz  Mean of the SM clock's readings in the piece; NULL where there was none.
-WITH intervals AS (
+WITH copied AS (
     SELECT
         COALESCE(d.uuid, concat(c.process, '/', CAST(c.device_id AS VARCHAR))) AS device,
         greatest(c.start_ns, $first_ns) AS start_ns,
@@ -23,33 +23,54 @@ WITH intervals AS (
     -- The limits keep damaged instants from overflowing the sum.
     WHERE c.duration_ns BETWEEN 1 AND 1000000000000000 AND c.start_ns BETWEEN 0 AND 4000000000000000000
 ),
+paused AS (
+    SELECT DISTINCT
+        COALESCE(d.uuid, concat(c.process, '/', CAST(c.device_id AS VARCHAR))) AS device,
+        greatest(p.start_ns, $first_ns) AS start_ns,
+        least(p.end_ns, $first_ns + CAST($width_ns AS BIGINT) * $buckets) AS end_ns
+    FROM (SELECT DISTINCT process, device_id FROM copies) AS c
+    JOIN _pause_spans AS p ON p.process = c.process
+    LEFT JOIN devices AS d ON d.process = c.process AND d.device_id = c.device_id
+),
+intervals AS (
+    SELECT 'all' AS covers, device, start_ns, end_ns FROM copied
+    UNION ALL
+    SELECT 'all', device, start_ns, end_ns FROM paused
+    UNION ALL
+    SELECT 'paused', device, start_ns, end_ns FROM paused
+),
 earlier AS (
     SELECT
-        device, start_ns, end_ns,
+        covers, device, start_ns, end_ns,
         max(end_ns) OVER (
-            PARTITION BY device ORDER BY start_ns, end_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            PARTITION BY covers, device ORDER BY start_ns, end_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
         ) AS covered_ns
     FROM intervals
     WHERE end_ns > start_ns
 ),
 fresh AS (
-    SELECT device, greatest(start_ns, COALESCE(covered_ns, start_ns)) AS start_ns, end_ns
+    SELECT covers, device, greatest(start_ns, COALESCE(covered_ns, start_ns)) AS start_ns, end_ns
     FROM earlier
 ),
 pieces AS (
     SELECT
-        device, start_ns, end_ns,
+        covers, device, start_ns, end_ns,
         unnest(range((start_ns - $first_ns) // CAST($width_ns AS BIGINT), (end_ns - 1 - $first_ns) // CAST($width_ns AS BIGINT) + 1)) AS bucket
     FROM fresh
     WHERE end_ns > start_ns
 ),
+clipped AS (
+    SELECT
+        covers, device, bucket,
+        least(end_ns, $first_ns + (bucket + 1) * CAST($width_ns AS BIGINT))
+            - greatest(start_ns, $first_ns + bucket * CAST($width_ns AS BIGINT)) AS new_ns
+    FROM pieces
+),
 copying AS (
     SELECT
         device, bucket,
-        sum(
-            least(end_ns, $first_ns + (bucket + 1) * CAST($width_ns AS BIGINT)) - greatest(start_ns, $first_ns + bucket * CAST($width_ns AS BIGINT))
-        ) AS copy_ns
-    FROM pieces
+        NULLIF(sum(CASE WHEN covers = 'all' THEN new_ns ELSE -new_ns END), 0) AS copy_ns
+    FROM clipped
     GROUP BY device, bucket
 ),
 readings AS (

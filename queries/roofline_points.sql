@@ -2,7 +2,7 @@
 --
 -- The pipe is the one that would need the longest for what was counted on it, at its peak; its
 -- operations give the point. Peaks are those of the device that launched the class most, at the
--- SM clock measured with the counters and at the highest clock. DRAM's peak is at its highest clock.
+-- SM clock that ran and at the highest clock. DRAM's peak is at its highest clock.
 --
 -- Columns:
 --   kernel_class_id         BIGINT   -         Which kernel with which shape.
@@ -20,7 +20,9 @@
 --   intensity               DOUBLE   OP/byte   operations over dram_bytes.
 --   operations_per_s        DOUBLE   OP/s      operations over duration_ns.
 --   dram_bytes_per_s        DOUBLE   bytes/s   dram_bytes over duration_ns.
---   sm_clock_hz             DOUBLE   Hz        SM clock of the launches with counters.
+--   sm_clock_hz             DOUBLE   Hz        SM clock that ran, by clock_method.
+--   clock_method            VARCHAR  -         counters (measured with them), device_state (mean of NVML's readings
+--                                              of the device while it was not idle) or maximum (no reading).
 --   pipe_peak_per_s         DOUBLE   OP/s      Peak of the pipe at that clock.
 --   pipe_peak_max_per_s     DOUBLE   OP/s      Peak of the pipe at the device's highest clock.
 --   dram_peak_bytes_per_s   DOUBLE   bytes/s   Peak of DRAM.
@@ -29,9 +31,16 @@
 --   roof_per_s              DOUBLE   OP/s      Height of the roof above the point.
 --   roof_share              DOUBLE   1         operations_per_s over roof_per_s, 0 to 1.
 --   over_peak               BOOLEAN  -         Whether it exceeds its roof, so that a count or a peak is wrong.
-WITH pipes AS (
+WITH clocks AS (
+    SELECT process, device_id, avg(sm_clock_hz) AS sm_clock_hz
+    FROM device_state
+    WHERE sm_clock_hz > 0 AND COALESCE(throttle_reasons, 0) % 2 = 0
+    GROUP BY process, device_id
+),
+pipes AS (
     SELECT
         t.kernel_class_id, p.pipe, d.sm_count, d.sm_clock_max_hz, d.dram_peak_bytes_per_s,
+        o.sm_clock_hz AS sm_clock_read_hz,
         CASE p.pipe
             WHEN 'fp64' THEN c.thread_inst_dadd + c.thread_inst_dmul + 2 * c.thread_inst_dfma
             WHEN 'fp32' THEN c.thread_inst_fadd + c.thread_inst_fmul + 2 * c.thread_inst_ffma
@@ -58,6 +67,7 @@ WITH pipes AS (
     FROM _class_totals AS t
     JOIN _class_counters AS c ON c.kernel_class_id = t.kernel_class_id
     LEFT JOIN devices AS d ON d.process = t.process AND d.device_id = t.device_id
+    LEFT JOIN clocks AS o ON o.process = t.process AND o.device_id = t.device_id
     CROSS JOIN (
         VALUES
             ('fp64'), ('fp32'), ('fp16'),
@@ -83,8 +93,16 @@ points AS (
         r.operations / NULLIF(v.dram_bytes, 0) AS intensity,
         1e9 * r.operations / NULLIF(COALESCE(v.measured_ns, v.mean_ns), 0) AS operations_per_s,
         1e9 * v.dram_bytes / NULLIF(COALESCE(v.measured_ns, v.mean_ns), 0) AS dram_bytes_per_s,
-        v.sm_clock_hz,
-        CASE WHEN r.operations > 0 THEN r.sm_cycle_peak * r.sm_count * v.sm_clock_hz END AS pipe_peak_per_s,
+        COALESCE(v.sm_clock_hz, r.sm_clock_read_hz, r.sm_clock_max_hz) AS sm_clock_hz,
+        CASE
+            WHEN v.sm_clock_hz IS NOT NULL THEN 'counters'
+            WHEN r.sm_clock_read_hz IS NOT NULL THEN 'device_state'
+            WHEN r.sm_clock_max_hz IS NOT NULL THEN 'maximum'
+        END AS clock_method,
+        CASE
+            WHEN r.operations > 0
+                THEN r.sm_cycle_peak * r.sm_count * COALESCE(v.sm_clock_hz, r.sm_clock_read_hz, r.sm_clock_max_hz)
+        END AS pipe_peak_per_s,
         CASE WHEN r.operations > 0 THEN r.sm_cycle_peak * r.sm_count * r.sm_clock_max_hz END AS pipe_peak_max_per_s,
         r.dram_peak_bytes_per_s
     FROM verdicts AS v

@@ -51,7 +51,12 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder | Under
     launches), `samples` (a `Samples`, for counters of the whole device at an interval; not together
     with `exact`), `append` (add to a run directory that already holds a run), `timestamps` (where the GPU
     writes them: "host" memory, or "device" memory, which is cheaper but has been seen to deadlock),
-    `launch_times` (False leaves out `queued_ns`, and with it which kernels belong to which range).
+    `launch_times` (False leaves out `queued_ns`, and with it which kernels belong to which range),
+    `nvtx` (False leaves out the ranges that the job marks with NVTX), `detach` (False leaves CUPTI
+    attached after `stop`, at up to 1 us a launch; to be chosen if another profiler in the process minds),
+    `overhead_pct` (the CPU time that the recorder may take, in percent of a core: sampling keeps to what
+    the timeline leaves of it), `pause_pct` (the share of the time, in percent, for which the recorder
+    switches itself off to measure its effect on the job's steps; 0 for never, and never with `exact`).
 
     Raises RecorderError for wrong settings, a directory that cannot be used, or a recording
     already in progress. What is missing on the machine (GPU, CUPTI, permission) raises nothing:
@@ -83,6 +88,13 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder | Under
 def start(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder | UnderWay:
     """The same as `record`, for use with `stop()`."""
     return record(run_dir, **settings)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext nanalyze.recorder`: the cell magic `%%nanalyze`."""
+    from nanalyze.recorder import magic
+
+    magic.register(shell)
 
 
 def stop() -> None:

@@ -27,6 +27,7 @@ DRAIN_S = 0.1  # at 1 ms a hundred samples, under 1 MiB of raw records
 DRAIN_IMAGES = 32  # at most at once: about 8,000 samples, which take about as long as DRAIN_S to evaluate
 LEAST_SAMPLES = 4  # a window; the first is never complete
 WAIT_S = 0.2  # between looks whether the job has begun to use a device
+HELD_WAIT_S = 0.01  # between looks whether a pause is over
 _CLOCK = "sm_cycles_elapsed"  # stands in every group
 
 Group = dict[str, str]  # column of `samples` -> the metric that gives it
@@ -38,14 +39,15 @@ class Samples:
     """How devices are sampled.
 
     `interval_us`: length of a sample. `window_s`: how long a group counts before the next has its turn.
-    `overhead_pct`: the share of one CPU core that sampling may take on average, in percent; the sampler
-    rests between windows to keep it. `groups`: columns of `samples` in order of preference, by default
-    `rundir.sampled.GROUPS`; a group that does not fit one pass on the device is split.
+    `overhead_pct`: the share of one CPU core that sampling may take on average, in percent, by default what
+    the recording's own `overhead_pct` leaves; the sampler rests between windows to keep it. `groups`:
+    columns of `samples` in order of preference, by default `rundir.sampled.GROUPS`; a group that does not
+    fit one pass on the device is split.
     """
 
     interval_us: float = 1000.0
     window_s: float = 1.0
-    overhead_pct: float = 1.0
+    overhead_pct: float | None = None
     groups: Sequence[Sequence[str]] = GROUPS
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class Samples:
                 f"Samples(window_s={self.window_s!r}): must be at least {LEAST_SAMPLES} intervals, "
                 f"{LEAST_SAMPLES * self.interval_us * 1e-6:g} seconds"
             )
-        if not 0 < self.overhead_pct <= 100:
+        if self.overhead_pct is not None and not 0 < self.overhead_pct <= 100:
             raise RecorderError(f"Samples(overhead_pct={self.overhead_pct!r}): must be above 0 and at most 100")
         unknown = [column for group in self.groups for column in group if column not in BY_COLUMN]
         if unknown:
@@ -166,7 +168,8 @@ class SamplesLayer:
     """Samples every device the process uses, on its own thread, until `stop`.
 
     `in_use` tells the ordinals, `put` takes rows of `samples` (both called on the layer's thread),
-    `complain` takes the one line of a failure. `losses` and `cpu_ns` say what it lost and cost.
+    `complain` takes the one line of a failure. `allowed_pct` tells, after each window, the share of a core
+    that sampling may take where the options leave that open. `losses` and `cpu_ns` say what it lost and cost.
     """
 
     def __init__(
@@ -176,6 +179,7 @@ class SamplesLayer:
         in_use: Callable[[], set[int]],
         put: Callable[[Rows], None],
         complain: Callable[[str], None],
+        allowed_pct: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.cupti = cupti
         self.options = options
@@ -184,6 +188,11 @@ class SamplesLayer:
         self._in_use = in_use
         self._put = put
         self._complain = complain
+        self._allowed_pct = allowed_pct
+        self._windows = 0
+        self._held = threading.Event()
+        self._idle = threading.Event()  # no window is open
+        self._idle.set()
         self._devices: dict[int, _Device] = {}  # also those that failed later
         self._refused: set[int] = set()
         self._stopping = threading.Event()
@@ -199,6 +208,15 @@ class SamplesLayer:
         if self._thread.is_alive():
             self._complain(f"sampling did not end within {patience_s:g} s; the last samples are missing")
 
+    def hold(self, patience_s: float) -> None:
+        """Close the open window early and open none until `release`; waits so long for that."""
+        self._held.set()
+        self._idle.wait(patience_s)
+
+    def release(self) -> None:
+        """Go on where `hold` interrupted."""
+        self._held.clear()
+
     @property
     def losses(self) -> dict[int, tuple[int, int]]:
         """By device: samples expected from the time sampled, and received."""
@@ -210,8 +228,10 @@ class SamplesLayer:
                 self._look_for_devices()
                 if not self._active():
                     self._stopping.wait(WAIT_S)
-                    continue
-                self._rest(self._window())
+                elif self._held.is_set():
+                    self._stopping.wait(HELD_WAIT_S)
+                else:
+                    self._rest(self._window())
         except Exception as error:  # whatever it is, the job and the other layers go on
             self._complain(f"sampling stopped, please report it: {type(error).__name__}: {error}")
         finally:
@@ -242,17 +262,34 @@ class SamplesLayer:
                 self._complain(f"device {ordinal} is not sampled: {error}")
 
     def _window(self) -> float:
-        """One window on every device; the rest (seconds) that the budget asks for after it."""
+        """One window on every device; the rest (seconds) that the budget asks for after it.
+
+        The first window of each group is on credit: else a short recording would have but one group.
+        """
         started, cpu = time.monotonic(), time.thread_time_ns()
+        self._idle.clear()
+        try:
+            self._sample(started)
+        finally:
+            self._idle.set()
+        self.cpu_ns = time.thread_time_ns()
+        allowed_pct = self.options.overhead_pct or self._allowed_pct()
+        self._windows += 1
+        if self._windows < max((len(device.groups) for device in self._active()), default=0):
+            return 0.0
+        earned_s = (self.cpu_ns - cpu) / 1e9 / (allowed_pct / 100)
+        return earned_s - (time.monotonic() - started)
+
+    def _sample(self, started: float) -> None:
         self._each(_Device.open_window)
-        while not self._stopping.is_set() and (left := started + self.options.window_s - time.monotonic()) > 0:
+        while self._goes_on() and (left := started + self.options.window_s - time.monotonic()) > 0:
             self._stopping.wait(min(DRAIN_S, left))
             self._each(lambda device: self._take(device, DRAIN_IMAGES))
         self._each(_Device.close_window)
         self._each(self._take)
-        self.cpu_ns = time.thread_time_ns()
-        earned_s = (self.cpu_ns - cpu) / 1e9 / (self.options.overhead_pct / 100)
-        return earned_s - (time.monotonic() - started)
+
+    def _goes_on(self) -> bool:
+        return not (self._stopping.is_set() or self._held.is_set())
 
     def _rest(self, seconds: float) -> None:
         if seconds > 0:

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from nanalyze.recorder import cupti as cu
-from nanalyze.recorder import device, identity, ranges
+from nanalyze.recorder import device, identity, nvtx, ranges
+from nanalyze.recorder.coexistence import Coexistence
 from nanalyze.recorder.exact import Measurement
 from nanalyze.recorder.exact_layer import ExactLayer
+from nanalyze.recorder.pauses import Pauses
 from nanalyze.recorder.samples import SamplesLayer
 from nanalyze.recorder.settings import Settings
 from nanalyze.recorder.timeline import Timeline
@@ -32,8 +34,11 @@ from nanalyze.recorder.writer import Writer
 from nanalyze.rundir import runfile
 from nanalyze.rundir.errors import NanalyzeError, RecorderError
 
-TICK_S = 1.0  # how often CUPTI is asked for its buffers and NVML for the clocks
+TICK_S = 1.0  # how often NVML is asked for the clocks
+DRAIN_S = 0.25  # how often full buffers are fetched: at 500,000 launches a second they hold 27 MB then
 SYNCHRONIZE_PATIENCE_S = 10.0
+BUDGET_NOTED_AFTER_S = 30.0  # starting and ending take more than their share of a shorter recording
+LEAST_FOR_SAMPLES = 0.25  # of the budget, where the timeline takes it all
 
 
 def warn(message: str) -> None:
@@ -76,6 +81,9 @@ class Recorder:
         self._samples: SamplesLayer | None = None
         self._sampled: deque[dict[str, Any]] = deque()  # rows from the samples layer's thread
         self._trouble: deque[str] = deque()  # what that thread has to complain of
+        self._pauses: Pauses | None = None
+        self._coexistence: Coexistence | None = None
+        self._nvtx: nvtx.NvtxRanges | None = None
         self._unresolved: list[Measurement] = []
         self._devices: device.Devices | None = None
         self._running_layers: list[str] = []
@@ -99,6 +107,12 @@ class Recorder:
                     f"{self.run_dir}: already holds a run. Choose another directory, or pass append=True to add to it."
                 )
         runfile.create(self.run_dir, "recorder", {"job": job})
+
+    def _restore_run_file(self) -> None:
+        """Shards bring their folders with them, so a run that was deleted lacks this alone."""
+        with contextlib.suppress(NanalyzeError, OSError):
+            if not (self.run_dir / runfile.RUN_FILE).exists():
+                runfile.create(self.run_dir, "recorder", {"job": identity.job()})
 
     def _process_name(self) -> str:
         """`<host>-<rank>-<pid>`, unique in the run directory."""
@@ -156,6 +170,11 @@ class Recorder:
         if "ranges" in self.settings.layers:
             ranges.set_log(self._ranges)
             self._running_layers.append("ranges")
+            self._start_nvtx()
+        if self._timeline is not None:
+            self._coexistence = Coexistence(self._timeline, self._exact, warn)
+            self._coexistence.tend()
+        self._plan_pauses()
         self._writer.add_rows("processes", [self._process_row()])
 
     def _try(self, layer: str, start: Any) -> None:
@@ -183,6 +202,7 @@ class Recorder:
         )
         timeline.start()
         self._timeline = timeline
+        self._ranges.on_first = timeline.need_launch_times
         self._report_trouble(timeline)
 
     def _start_exact(self) -> None:
@@ -198,15 +218,47 @@ class Recorder:
         if self._cupti is None:
             raise RecorderError("it needs the timeline, by which samples are attributed to kernels")
         layer = SamplesLayer(
-            self._cupti, self.settings.samples, device.in_use, self._sampled.append, self._trouble.append
+            self._cupti,
+            self.settings.samples,
+            device.in_use,
+            self._sampled.append,
+            self._trouble.append,
+            self._left_for_samples_pct,
         )
         layer.start()
         self._samples = layer
+
+    def _left_for_samples_pct(self) -> float:
+        """What the timeline leaves of the CPU budget, in percent of a core; never nothing."""
+        elapsed_ns = max(time.time_ns() - self._started_ns, 1)
+        budget = self.settings.overhead_pct
+        return max(budget - 100 * self._cpu_ns / elapsed_ns, LEAST_FOR_SAMPLES * budget)
+
+    def _start_nvtx(self) -> None:
+        """Ranges that the job marks with NVTX; they come with the timeline's records."""
+        if not self.settings.nvtx or self._timeline is None or self._cupti is None:
+            return
+        try:
+            refusal = nvtx.inject(self._cupti.path)
+            if refusal is not None:
+                self._complain(refusal, "ranges")
+                return
+            self._nvtx = nvtx.NvtxRanges(self._ranges.ids)
+            nvtx.follow(self._timeline, self._nvtx)
+            self._ranges.nvtx = self._nvtx
+        except RecorderError as error:
+            self._complain(f"NVTX ranges are not recorded: {error}", "ranges")
 
     def _start_device_state(self) -> None:
         self._devices = device.Devices()
         if self._devices.missing:
             raise RecorderError(self._devices.missing)
+
+    def _plan_pauses(self) -> None:
+        """Not with exact counters: what they cost depends on what was measured already, so no two moments compare."""
+        has_steps = "ranges" in self._running_layers
+        if self.settings.pause_pct and has_steps and self._timeline is not None and self.settings.exact is None:
+            self._pauses = Pauses(self.settings.pause_pct, self._timeline, self._samples)
 
     # -- the recorder's thread ----------------------------------------------------------------------
 
@@ -214,7 +266,8 @@ class Recorder:
         next_tick = time.monotonic() + TICK_S
         next_flush = time.monotonic() + min(1.0, self.settings.flush_s)  # early, so that a short run is visible
         while not self._stopping.is_set():
-            self._wake.wait(max(0.0, min(next_tick, next_flush) - time.monotonic()))
+            next_pause = self._pauses.next_at if self._pauses is not None else float("inf")
+            self._wake.wait(min(DRAIN_S, max(0.0, min(next_tick, next_flush, next_pause) - time.monotonic())))
             self._wake.clear()
             now = time.monotonic()
             try:
@@ -226,6 +279,17 @@ class Recorder:
                 next_tick = now + TICK_S
             if now >= next_flush:
                 next_flush = now + self.settings.flush_s
+            if now >= next_pause:
+                self._pause()
+
+    def _pause(self) -> None:
+        """Switch everything off for a moment; without the lock, so that `stop` need not wait for CUPTI."""
+        assert self._pauses is not None
+        try:
+            self._pauses.take(self._stopping)
+        except Exception as error:  # whatever it is, no further pause is tried
+            self._complain(f"a pause failed, so launches may be missing from here on: {error}", "timeline")
+            self._pauses.give_up()
 
     def _work(self, *, tick: bool, flush: bool) -> None:
         if self._timeline is not None:
@@ -233,14 +297,24 @@ class Recorder:
             self._timeline.drain()
             self._resolve_exact()
         self._take_samples()
+        self._take_notices()
         if tick:
             self._observe_devices()
+            if self._coexistence is not None:
+                self._coexistence.tend()
             if self._exact is not None:
                 self._exact.tend()
         if flush or self._writer.is_full:
-            self._writer.add_rows("ranges", self._ranges.take())
+            self._add_ranges(self._ranges.take())
+            self._restore_run_file()
             self._writer.flush()
         self._cpu_ns = time.thread_time_ns()
+
+    def _add_ranges(self, rows: list[dict[str, Any]], *, last: bool = False) -> None:
+        self._writer.add_rows("ranges", rows)
+        if self._pauses is not None:
+            self._pauses.learn(rows)
+            self._writer.add_rows("pauses", self._pauses.rows(last=last))
 
     def _observe_devices(self) -> None:
         """Describe the devices once the job uses one (CUDA is then initialised), then follow their state."""
@@ -259,6 +333,10 @@ class Recorder:
         if self._devices is not None:
             self._writer.add_rows("device_state", self._devices.state(seen))
 
+    def _take_notices(self) -> None:
+        while self._coexistence is not None and self._coexistence.notices:
+            self._writer.event(*self._coexistence.notices.popleft())
+
     def _take_samples(self) -> None:
         while self._sampled:
             self._writer.add("samples", self._sampled.popleft())
@@ -270,7 +348,7 @@ class Recorder:
             return
         measured, times = self._exact.take()
         for correlation, time_ns in times:
-            self._timeline.launch_times.note(correlation, time_ns)
+            self._timeline.clock.times.note(correlation, time_ns)
         self._timeline.watching.update(m.correlation_id for m in measured)
         self._unresolved += measured
         if self._exact.failure:
@@ -310,6 +388,10 @@ class Recorder:
     def _stop(self, ending: str) -> None:
         if ranges._log is self._ranges:
             ranges.set_log(None)
+        if self._coexistence is not None:
+            self._coexistence.stop()
+        if self._nvtx is not None:
+            nvtx.withdraw()
         self._stopping.set()
         self._wake.set()
         if self._samples is not None:
@@ -341,22 +423,25 @@ class Recorder:
     def _finish(self, ending: str) -> None:
         started_cpu = time.thread_time_ns()
         try:
-            self._finish_timeline()
+            self._finish_timeline(goes_on=ending in ("stop", "failed"))
         except Exception as error:  # whatever it is, the ranges and the end row are still written
             self._complain(f"internal error, please report it: {type(error).__name__}: {error}", "timeline")
+        self._take_notices()
         self._take_samples()
         self._note_samples()
         self._note_exact()
-        self._writer.add_rows("ranges", self._ranges.take(also_open=True))
+        self._add_ranges(self._ranges.take(also_open=True), last=True)
+        self._restore_run_file()
         self._writer.flush()
         self._cpu_ns += time.thread_time_ns() - started_cpu
+        self._note_cost()
         self._writer.shards["processes"] += 1  # the row counts the shard that it is itself in
         row = self._process_row(ended_ns=time.time_ns(), ending=ending)
         self._writer.shards["processes"] -= 1
         self._writer.add_rows("processes", [row])
         self._writer.flush()
 
-    def _finish_timeline(self) -> None:
+    def _finish_timeline(self, *, goes_on: bool) -> None:
         timeline = self._timeline
         if timeline is not None:
             timeline.flush()  # before the kinds are disabled: complete records only
@@ -365,6 +450,8 @@ class Recorder:
             self._resolve_exact(last=True)
             self._observe_devices()
             self._note_losses(timeline)
+            if self.settings.detach and goes_on:
+                timeline.detach()
 
     def _report_trouble(self, timeline: Timeline) -> None:
         """Say what the timeline could not do, once each."""
@@ -378,6 +465,9 @@ class Recorder:
             self._writer.event("timeline", "odd_record", text, timeline.odd)
         if timeline.dropped:
             self._writer.event("timeline", "loss", "records dropped by CUPTI, in all", timeline.dropped)
+        if timeline.clock.lost:
+            text = "launches whose time was lost: the recorder could not keep up"
+            self._writer.event("timeline", "loss", text, timeline.clock.lost)
         if timeline.refused_buffers:
             text = "times CUPTI found no free buffer: the recorder could not keep up"
             self._writer.event("timeline", "loss", text, timeline.refused_buffers)
@@ -397,6 +487,17 @@ class Recorder:
             text = "times the hardware buffer overflowed: samples are missing"
             self._writer.event("samples", "loss", text, self._samples.overflows)
         self._cpu_ns += self._samples.cpu_ns
+
+    def _note_cost(self) -> None:
+        """Say where the budget was not kept: the timeline cannot do with less than it needs."""
+        elapsed_s = (time.time_ns() - self._started_ns) / 1e9
+        used_pct = self._cpu_ns / 1e7 / elapsed_s
+        if elapsed_s > BUDGET_NOTED_AFTER_S and used_pct > 1.1 * self.settings.overhead_pct:
+            text = (
+                f"the recorder took {used_pct:.2g} % of a core, more than overhead_pct={self.settings.overhead_pct:g}: "
+                "decoding the timeline costs by the launch and only sampling can be made to take less"
+            )
+            self._writer.event("recorder", "note", text)
 
     def _note_exact(self) -> None:
         if self._exact is None:

@@ -24,6 +24,10 @@ class Settings:
     append: bool = False
     timestamps: str = "host"
     launch_times: bool = True
+    nvtx: bool = True
+    detach: bool = True
+    overhead_pct: float = 1.0
+    pause_pct: float = 1.0
 
     def __post_init__(self) -> None:
         layers: Any = self.layers
@@ -35,6 +39,10 @@ class Settings:
             raise RecorderError(f"unknown layer {unknown[0]!r}: the layers are {', '.join(LAYERS)}")
         if not isinstance(self.flush_s, int | float) or not self.flush_s > 0:
             raise RecorderError(f"flush_s={self.flush_s!r}: must be above 0 seconds")
+        if not _is_number(self.overhead_pct) or not 0 < self.overhead_pct <= 100:
+            raise RecorderError(f"overhead_pct={self.overhead_pct!r}: must be above 0 and at most 100")
+        if not _is_number(self.pause_pct) or not 0 <= self.pause_pct <= 50:
+            raise RecorderError(f"pause_pct={self.pause_pct!r}: must be from 0 (never) to 50")
         if self.timestamps not in TIMESTAMP_PLACES:
             raise RecorderError(f"timestamps={self.timestamps!r}: must be one of {', '.join(TIMESTAMP_PLACES)}")
         if self.samples is not None and not isinstance(self.samples, Samples):
@@ -47,3 +55,7 @@ class Settings:
             raise RecorderError(
                 f"exact={self.exact!r}: must be a recorder.Exact, such as recorder.Exact(kernels='gemm')"
             )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

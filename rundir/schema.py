@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FORMAT_NAME = "nanalyze"
 FORMAT_VERSION = 1
-HISTORY = {1: "First version: kernels, classes, copies, ranges, exact counters, device state."}
+HISTORY = {1: "First version: kernels, classes, copies, ranges, exact counters, samples, device state, pauses."}
 
 VERSION_KEY = b"nanalyze.format_version"
 TABLE_KEY = b"nanalyze.table"
@@ -312,13 +312,34 @@ DEVICE_STATE = Table(
     ),
 )
 
+PAUSES = Table(
+    "pauses",
+    "One row for each time the recorder switched itself off for a moment to measure its own effect. Kernels and "
+    "copies launched meanwhile are in no table; ranges are. `settings` in `processes` says how often that is done.",
+    (
+        Column(
+            "start_ns", "int64", "ns", "When it began to switch its layers off: launches from here on may be missing."
+        ),
+        Column("off_ns", "int64", "ns", "When all were off: launches from here on are missing."),
+        Column("end_ns", "int64", "ns", "When it began to switch them on again; launches are recorded from then on."),
+        Column(
+            "complete_ns",
+            "int64",
+            "ns",
+            "When every device in use had begun a kernel launched after the pause: until then kernels launched in it "
+            "may have been running. NULL where that was not seen.",
+            True,
+        ),
+    ),
+)
+
 EVENTS = Table(
     "events",
-    "What happened to the recorder itself: losses, failures, pauses, its own cost.",
+    "What happened to the recorder itself: losses, failures, its own cost.",
     (
         Column("time_ns", "int64", "ns", "When it was noticed."),
         Column("layer", "string", "", "timeline, exact, samples, ranges, device_state, recorder, or import."),
-        Column("kind", "string", "", "loss, failure, pause, odd_record or note."),
+        Column("kind", "string", "", "loss, failure, odd_record or note."),
         Column("message", "string", "", "One sentence: what, and what would fix it."),
         Column("count", "int64", "", "How many records or launches it concerns.", True),
     ),
@@ -336,6 +357,7 @@ TABLES = {
         SAMPLES,
         EXACT,
         DEVICE_STATE,
+        PAUSES,
         EVENTS,
     )
 }

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from trace import PROCESS, T0, Trace
 
+import pandas as pd
 import pytest
 import sqlglot
 
@@ -26,6 +27,8 @@ OTHER = "node0-1-101"
 PARAMETERS: dict[str, dict[str, object]] = {
     "timeline_utilisation": {"buckets": 5},
     "top_kernels": {"rows": 4},
+    "compare_repetitions": {"range_name": "forward"},
+    "compare_clocks": {"range_name": "step"},
     "report_timeline": {"first_ns": T0, "width_ns": 20_000, "buckets": 5},
 }
 
@@ -75,6 +78,7 @@ def build(run_dir: Path) -> None:
     trace.copy("HtoD", 0, 5_000, 100_000, source="pinned", destination="device")
     trace.copy("HtoD", 41_000, 5_000, 300_000, source="pinned", destination="device")
     trace.copy("memset", 90_000, 1_000, 4_096, destination="device")
+    trace.pause(46_500, 49_000, complete_ns=50_000)
     trace.state(1_000)
     trace.state(50_000, sm_clock_hz=1_200_000_000)
     trace.event("loss", "Activity buffers overflowed: raise buffer_mib.", count=12)
@@ -88,7 +92,7 @@ def build(run_dir: Path) -> None:
 def result(run: na.Run, name: str) -> str:
     """The query's result as CSV."""
     query = queries.query(name)
-    parameters = {p.name: int(p.default) for p in query.parameters}
+    parameters = {p.name: None if p.default == "NULL" else int(p.default) for p in query.parameters}
     parameters.update(PARAMETERS.get(name, {}))  # type: ignore[arg-type]
     sink = io.BytesIO()
     _output.write(run.batches(query.sql, parameters or None), "csv", sink, None)
@@ -203,7 +207,71 @@ def test_the_pieces_add_up_to_the_whole(tmp_path: Path, buckets: int) -> None:
     assert len(frame) == buckets
     assert (frame["busy_ns"].sum(), frame["kernel_ns"].sum()) == (55_000, 65_000)
     assert (frame["end_ns"].to_numpy()[:-1] == frame["start_ns"].to_numpy()[1:]).all()
-    assert frame["busy_share"].between(0, 1).all()
+    assert frame["paused_ns"].sum() == 3_500
+    is_paused = frame["paused_ns"] == frame["end_ns"] - frame["start_ns"]
+    assert is_paused.sum() == {1: 0, 3: 0, 7: 0, 100: 3, 1000: 35}[buckets]
+    assert (frame["busy_share"].isna() == is_paused).all()
+    assert frame["busy_share"].dropna().between(0, 1).all()
+
+
+def paused_twice(run_dir: Path) -> na.Run:
+    """Kernels of 0 to 100, 110 to 230 and 400 to 500 ns; pauses of 200 to 300 (kernels to 340), and 460 to 480."""
+    trace = Trace(run_dir)
+    trace.device()
+    kernel = trace.kernel_class("k")
+    trace.kernel(kernel, 0, 100)
+    trace.kernel(kernel, 110, 120)
+    trace.kernel(kernel, 400, 100)
+    trace.copy("HtoD", 50, 100, 1)
+    trace.copy("HtoD", 190, 30, 1, stream_id=9)
+    trace.copy("HtoD", 450, 50, 1, stream_id=9)
+    trace.pause(200, 300, complete_ns=340)
+    trace.pause(460, 480)
+    trace.pause(700, 800)
+    trace.write()
+    return na.open(run_dir)
+
+
+def test_a_pause_belongs_to_no_share_of_the_time(tmp_path: Path) -> None:
+    run = paused_twice(tmp_path)
+    frame = run.query("timeline_utilisation", buckets=5)
+    assert frame["busy_ns"].tolist() == [100, 90, 0, 0, 80]
+    assert frame["paused_ns"].tolist() == [0, 0, 100, 40, 20]
+    assert frame["busy_share"].tolist()[:2] == [1.0, 0.9]
+    assert frame["busy_share"].isna().tolist() == [False, False, True, False, False]
+    assert frame["busy_share"].tolist()[3:] == [0.0, 1.0]
+    assert frame["kernel_ns"].tolist() == [100, 90, 30, 0, 100]
+    copies = run.query("report_timeline", first_ns=T0, width_ns=100, buckets=5)
+    assert dict(zip(copies["bucket"], copies["copy_ns"], strict=True)) == {0: 50, 1: 60, 2: pd.NA, 3: pd.NA, 4: 30}
+
+
+def test_a_pause_is_no_gap(tmp_path: Path) -> None:
+    trace = Trace(tmp_path)
+    kernel = trace.kernel_class("k")
+    for start in (0, 110, 400, 600):
+        trace.kernel(kernel, start, 100)
+    trace.pause(190, 300, complete_ns=340)  # begins while a kernel runs
+    trace.pause(520, 560)
+    trace.pause(900, 950)  # after the last
+    trace.write()
+    (row,) = na.open(tmp_path).query("launch_gaps").to_dict("records")
+    assert (row["activities"], row["span_ns"], row["paused_ns"]) == (4, 700, 130 + 40)
+    assert (row["gaps"], row["gap_ns"], row["longest_gap_ns"]) == (4, 10 + 60 + 20 + 40, 60)
+    assert row["gap_share"] == 130 / (700 - 170)
+
+
+def test_a_pause_of_one_of_two_processes_counts_for_the_device_they_share(tmp_path: Path) -> None:
+    trace = Trace(tmp_path)
+    for process in (PROCESS, OTHER):
+        trace.device(process)
+        trace.kernel_class("k", process=process, kernel_class_id=1)
+        trace.kernel(1, 0, 100, process=process)
+        trace.kernel(1, 300, 100, process=process)
+    trace.pause(20, 60, process=OTHER)
+    trace.pause(50, 70)
+    trace.write()
+    frame = na.open(tmp_path).query("timeline_utilisation", buckets=1)
+    assert (frame["busy_ns"][0], frame["paused_ns"][0], frame["busy_share"][0]) == (150, 50, 150 / 350)
 
 
 def test_two_devices_have_a_timeline_each(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_the_last_row_counts_the_shards_on_disk(gpu: FakeGpu, tmp_path: Path) ->
         gpu.launch()
         gpu.copy(1)
     assert shards_claimed(run_dir) == shards_on_disk(run_dir)
-    assert set(shards_claimed(run_dir)) == set(TABLES) - {"samples"}
+    assert set(shards_claimed(run_dir)) == set(TABLES) - {"samples", "pauses"}
 
 
 def test_run_json_is_a_run(gpu: FakeGpu, tmp_path: Path) -> None:
@@ -306,11 +306,13 @@ QUIET = {
     "cuptiActivityEnableRuntimeApi",
     "cuptiActivityGetNextRecord",  # what it could not explain is counted as lost
     "cuptiActivityGetNumDroppedRecords",
+    "cuptiActivityRegisterTimestampCallback",
     "cuptiActivitySetAttribute",
     "cuptiUnsubscribe",
 }
-# test_samples has the functions of PM sampling.
-NOT_USED = {"cuptiGetTimestamp", "cuptiGetGraphExecId", "cuptiFinalize", *PM_FUNCTIONS}
+# test_samples has the functions of PM sampling, test_coexistence those that look for other clients.
+OTHER_CLIENTS = {"cuptiSubscribe_v2", "cuptiActivityEnableAndDump"}
+NOT_USED = {"cuptiGetTimestamp", "cuptiGetGraphExecId", "cuptiFinalize", *OTHER_CLIENTS, *PM_FUNCTIONS}
 ENDS_TIMELINE = {
     "cuptiGetVersion",
     "cuptiActivityRegisterCallbacks",

@@ -226,16 +226,16 @@ def test_the_rest_of_the_summary(directory: Path) -> None:
 def test_the_summary_lists_every_file(directory: Path) -> None:
     found = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     assert summary(directory)["files"] == found
-    assert len(found) == 2 + report.PLOTS + 12
+    assert len(found) == 2 + report.PLOTS + 21
 
 
 def test_its_shape_is_documented(directory: Path) -> None:
     documented = (Path(__file__).parent.parent / "docs" / "report.md").read_text(encoding="utf-8")
     content = summary(directory)
     assert {key for key in content if f"`{key}`" not in documented} == set()
-    for key in ("totals", "recording"):
+    for key in ("totals", "recording", "sampling"):
         assert {name for name in content[key] if f"`{name}`" not in documented} == set()
-    for key in ("kernels", "verdicts", "utilisation", "methods", "devices", "processes"):
+    for key in ("kernels", "verdicts", "utilisation", "methods", "devices", "processes", "costs", "throttling"):
         assert {name for name in content[key][0] if f"`{name}`" not in documented} == set()
     for path in content["files"]:
         assert f"`{path}`" in documented

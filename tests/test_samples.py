@@ -387,7 +387,8 @@ def test_rests_keep_the_budget(world: World, cost_us: int, budget: float) -> Non
     layer = world.run(60.0, overhead_pct=budget, groups=THREE_GROUPS)
     window_ns = 110 * world.sample_cost_ns  # what the last window cost, whose rest was cut short
     allowed = world.elapsed_s * 1e9 * budget / 100
-    assert allowed * 0.9 - window_ns <= world.cpu_ns <= allowed + window_ns
+    credit_ns = len(THREE_GROUPS) * window_ns  # the first window of each group is not paid for
+    assert allowed * 0.9 - window_ns <= world.cpu_ns <= allowed + window_ns + credit_ns
     assert layer.cpu_ns == world.cpu_ns
     assert {row["counter_group"] for row in world.rows} == {0, 1, 2}
 
@@ -443,7 +444,7 @@ def test_devices_are_sampled_from_when_they_appear(world: World, fake: FakeCupti
     assert 0.9 * S < first[1] - STARTED_NS < 1.3 * S
     assert 3.5 * S < first[0] - STARTED_NS < 5 * S
     assert set(layer.losses) == {0, 1}
-    assert fake.calls["cuptiPmSamplingEnable"] == 2
+    assert {device for device, _ in fake.pm_configs} == {0, 1}
 
 
 def test_a_refused_device_leaves_the_others_alone(world: World, fake: FakeCupti) -> None:
@@ -459,7 +460,7 @@ def test_a_refused_device_leaves_the_others_alone(world: World, fake: FakeCupti)
         1: 0,
         2: 297,
     }
-    assert fake.calls["cuptiPmSamplingEnable"] == 3  # it is not asked again
+    assert fake.calls["cuptiPmSamplingEnable"] - len(fake.pm_configs) == 1  # it is not asked again
 
 
 @pytest.mark.parametrize(
@@ -591,7 +592,6 @@ REACHED = (
     "cuptiProfilerHostEvaluateToGpuValues",
     *(name for name in PM_FUNCTIONS if not name.endswith("Availability")),
 )
-QUIET = {"cuptiPmSamplingDisable"}  # the samples are there already
 NO_SUCH_METRIC = (1, 17)
 
 
@@ -616,10 +616,6 @@ def check_what_was_said(function: str, code: int, world: World, layer: SamplesLa
         assert world.said == []
         assert layer.overflows > 0
         return
-    if function in QUIET:
-        assert world.said == []
-        assert len(world.rows) > 10
-        return
     (line,) = world.said
     if function == "cuptiProfilerHostConfigAddMetrics" and code in NO_SUCH_METRIC:
         assert line == "device 0 is not sampled: it offers none of the sampled counters in one pass"
@@ -636,7 +632,7 @@ def test_an_older_cupti_is_said_once(monkeypatch: pytest.MonkeyPatch, function: 
     world.run(0.2, window_s=0.04)
     fake.close()
     text = f"{function} failed: CUPTI_ERROR_API_NOT_IMPLEMENTED (11): use a newer CUPTI"
-    assert [text in line for line in world.said] == ([] if function in QUIET else [True])
+    assert [text in line for line in world.said] == [True]
 
 
 # --- whole recordings -------------------------------------------------------------------------
@@ -800,7 +796,7 @@ def test_no_error_of_sampling_reaches_the_job_or_the_other_layers(
     run_dir = tmp_path / "run"
     with recorder.record(run_dir, samples=sampling(groups=ONE_GROUP)), recorder.annotate("step"):
         calls = [gpu.launch("a"), gpu.launch("b")]
-        until(lambda: gpu.cupti.calls["cuptiPmSamplingStart" if function in QUIET else function])
+        until(lambda: gpu.cupti.calls[function])
     gpu.cupti.heal()
     gpu.cupti.pm_sessions.clear()
     gpu.cupti.hosts.clear()
@@ -811,9 +807,6 @@ def test_no_error_of_sampling_reaches_the_job_or_the_other_layers(
     assert final_process(run_dir)["ending"] == "stop"
     lines = capsys.readouterr().err.splitlines()
     failures = [(row["layer"], row["message"]) for row in read_table(run_dir, "events") if row["kind"] == "failure"]
-    if function in QUIET:
-        assert (lines, failures) == ([], [])
-        return
     (line,) = lines
     assert line.startswith("nanalyze: device 0 is n")
     assert f": {function} failed: CUPTI_ERROR_{ERROR_CODES[code]} ({code})" in line

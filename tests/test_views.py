@@ -72,7 +72,7 @@ def test_the_contract_s_views_exist() -> None:
 
 
 def test_an_empty_run_has_empty_views(empty_run: na.Run) -> None:
-    constant = {"run", "settings", "communication_patterns", "counter_metrics", "processes"}
+    constant = {"run", "settings", "communication_patterns", "counter_metrics", "processes", "overhead"}
     lengths = {name: len(empty_run.sql(f"SELECT * FROM {name}")) for name in PUBLIC}
     assert {name for name, length in lengths.items() if length} == constant
 

@@ -245,6 +245,11 @@ class Trace:
         }
         self.add("device_state", columns.pop("process", None), **{**row, **columns})
 
+    def pause(self, start_ns: int, end_ns: int, *, complete_ns: int | None = None, process: str | None = None) -> None:
+        """A pause of the recorder, off at once."""
+        row = {"start_ns": _instant(start_ns), "off_ns": _instant(start_ns), "end_ns": _instant(end_ns)}
+        self.add("pauses", process, **row, complete_ns=_instant(complete_ns))
+
     def process_row(self, process: str | None = None, **columns: Any) -> None:
         """A row of `processes`; `write` adds one itself for a process that has none."""
         process = process or self.process

@@ -27,7 +27,7 @@ __all__ = ["STEPS", "ReportError", "Written", "write"]
 REPORT_DIR = "report"
 PLOTS = 4
 # How often `write` calls `step`: what `collect` reads, each plot, and writing.
-STEPS = 14 + PLOTS + 1
+STEPS = 23 + PLOTS + 1
 
 
 @dataclass(frozen=True)

@@ -4,33 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nanalyze.analysis.report import values
+from nanalyze.analysis.report import clocks, values
 from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, measured, numbers, words
 from nanalyze.analysis.report.figures import MOST_PANELS, Timeline
 
 SHOWN_RANGES = 40
 
 
-def timelines(pieces: Sequence[Row], use: Sequence[Row]) -> list[Timeline]:
-    """One timeline a device, its seconds counted from the first kernel of the run."""
+def timelines(pieces: Sequence[Row], use: Sequence[Row], throttled: Sequence[Row]) -> list[Timeline]:
+    """One timeline a device, its seconds counted from the first kernel of the run; `throttled` are of throttling."""
     found = []
     for device in use[:MOST_PANELS]:
         rows = [row for row in pieces if row["device"] == device["device"]]
         first = rows[0]["start_ns"]
         edges = [(row["start_ns"] - first) / 1e9 for row in rows] + [(rows[-1]["end_ns"] - first) / 1e9]
-        lengths = [row["end_ns"] - row["start_ns"] for row in rows]
+        lengths = [row["end_ns"] - row["start_ns"] - row["paused_ns"] for row in rows]
         clocked = [i for i, row in enumerate(rows) if row["sm_clock_hz"] is not None]
         found.append(
             Timeline(
                 device["label"],
                 edges,
-                [row["busy_share"] for row in rows],
-                [min((row["copy_ns"] or 0) / length, 1.0) for row, length in zip(rows, lengths, strict=True)],
+                [values.number(row["busy_share"]) for row in rows],
+                [
+                    min((row["copy_ns"] or 0) / length, 1.0) if length > 0 else None
+                    for row, length in zip(rows, lengths, strict=True)
+                ],
                 [(edges[i] + edges[i + 1]) / 2 for i in clocked],
                 [rows[i]["sm_clock_hz"] for i in clocked],
+                _spans(throttled, device["device"], True, first),
+                _spans(throttled, device["device"], False, first),
             )
         )
     return found
+
+
+def _spans(throttled: Sequence[Row], device: str, is_throttled: bool, first_ns: int) -> list[tuple[float, float]]:
+    """When the device was held back, or else when its clock was low: (start, end) in seconds after `first_ns`."""
+    return [
+        ((row["start_ns"] - first_ns) / 1e9, (row["end_ns"] - first_ns) / 1e9)
+        for row in throttled
+        if row["device"] == device and (row["is_throttled"] if is_throttled else row["reason"] == clocks.LOW_CLOCK)
+    ]
 
 
 def use_grid(use: Sequence[Row]) -> Grid:
@@ -120,7 +134,12 @@ def graph_grid(counters: Sequence[Row]) -> Grid:
 
 def _range_cells(row: Row, rated: bool) -> tuple[Cell, ...]:
     still_open = f"{row['ranges_open']:,} were never closed" if row["ranges_open"] else ""
-    untimed = f"{row['kernels_untimed']:,} launches without known duration" if row["kernels_untimed"] else ""
+    notes = []
+    if row["kernels_untimed"]:
+        notes.append(f"{row['kernels_untimed']:,} launches without known duration")
+    if row["ranges_paused"]:
+        notes.append(f"launches missing from {row['ranges_paused']:,} of the ranges: the recorder was paused")
+    untimed = "; ".join(notes)
     cells: tuple[Cell, ...] = (
         words(row["name"], "wide", 120),
         numbers(values.count, row["ranges"], still_open),

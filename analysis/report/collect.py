@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from nanalyze import queries
+from nanalyze.analysis.report import perturbation
 from nanalyze.analysis.report.cells import Row
+from nanalyze.analysis.report.cost import costs
 from nanalyze.analysis.report.kernels import TOP_KERNELS, by_bound, methods, shape_text, shares
 from nanalyze.analysis.report.sections import distinct_devices
 
@@ -32,12 +34,21 @@ PLAIN_TABLES = {
     "events": "SELECT * FROM events ORDER BY time_ns, process, layer, message, count",
     "damage": "SELECT * FROM damage ORDER BY table_name, process NULLS FIRST, path, problem",
     "settings": "SELECT * FROM settings ORDER BY name",
+    "overhead": "SELECT * FROM overhead ORDER BY process",
+    "perturbation": perturbation.STATEMENT,
+    "pauses": "SELECT * FROM pauses ORDER BY start_ns, process",
+    "throttling": "SELECT * FROM throttling ORDER BY start_ns, device, reason",
+    "attribution_quality": "SELECT * FROM attribution_quality ORDER BY device, counter_group, counter",
+    "sampled_against_exact": "SELECT * FROM sampled_against_exact ORDER BY counter, time_share DESC, kernel_class_id",
 }
 SHIPPED_TABLES = {
     "ranges": "ranges_summary",
     "copies": "copies_summary",
     "roofline": "roofline_points",
     "losses": "losses",
+    "ranks": "ranks",
+    "throttling_summary": "report_throttling",
+    "drift": "report_drift",
 }
 STEPS = 1 + len(PLAIN_TABLES) + len(SHIPPED_TABLES) + 2
 
@@ -63,6 +74,9 @@ class Data:
     devices: Sequence[Row]
     losses: Sequence[Row]
     recording: Row
+    costs: Sequence[Row]
+    is_clock_read: bool
+    windows: int
 
     def rows(self, table: str) -> list[Row]:
         """All rows of one of `tables`; for those that stay small."""
@@ -103,7 +117,15 @@ def collect(run: Run, name: str, step: Step) -> Data:
         devices=devices,
         losses=tables["losses"].to_pylist(),
         recording=recording,
+        costs=costs(*(tables[name].to_pylist() for name in ("overhead", "processes", "pauses"))),
+        is_clock_read=_count(run, "SELECT count(*) FROM device_state") > 0,
+        windows=_count(run, "SELECT COALESCE(max(window_number) + 1, 0) FROM attribution_windows"),
     )
+
+
+def _count(run: Run, statement: str) -> int:
+    """The one number that `statement` gives."""
+    return int(run.arrow(statement).column(0)[0].as_py())
 
 
 def ranks(data: Data) -> dict[int, int]:
@@ -147,9 +169,9 @@ def _use(pieces: Sequence[Row], span: Row, devices: Sequence[Row]) -> list[Row]:
         row = found.setdefault(
             piece["device"],
             {"device": piece["device"], "label": device_label(piece["device"], devices), "active_ns": active,
-             "busy_ns": 0, "copy_ns": 0, "kernel_ns": 0, "clocks": []},
+             "busy_ns": 0, "copy_ns": 0, "kernel_ns": 0, "paused_ns": 0, "clocks": []},
         )  # fmt: skip
-        for key in ("busy_ns", "copy_ns", "kernel_ns"):
+        for key in ("busy_ns", "copy_ns", "kernel_ns", "paused_ns"):
             row[key] += piece[key] or 0
         if piece["sm_clock_hz"] is not None:
             row["clocks"].append(piece["sm_clock_hz"])
@@ -158,7 +180,7 @@ def _use(pieces: Sequence[Row], span: Row, devices: Sequence[Row]) -> list[Row]:
 
 def _with_shares(row: Row) -> Row:
     clocks = row.pop("clocks")
-    active = row["active_ns"]
+    active = row["active_ns"] - row["paused_ns"]  # what nobody saw is neither busy nor idle
     return {
         **row,
         "busy_share": min(row["busy_ns"] / active, 1.0) if active > 0 else None,

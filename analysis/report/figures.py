@@ -95,16 +95,19 @@ class Roofline:
 class Timeline:
     """One device over the run: per bucket the share of time with a kernel and with a copy.
 
-    `seconds` are the buckets' starts, one more than shares as the last is the end; clocks are
-    (seconds, Hz) pairs as NVML gave them.
+    `seconds` are the buckets' starts, one more than shares as the last is the end; a share is None where
+    the recorder was paused throughout. Clocks are (seconds, Hz) pairs as NVML gave them, `throttled` and
+    `low_clock` the (start, end) of times in which the device was held back and its clock was low.
     """
 
     device: str
     seconds: Sequence[float]
-    busy: Sequence[float]
-    copying: Sequence[float]
+    busy: Sequence[float | None]
+    copying: Sequence[float | None]
     clock_seconds: Sequence[float] = ()
     clock_hz: Sequence[float] = ()
+    throttled: Sequence[tuple[float, float]] = ()
+    low_clock: Sequence[tuple[float, float]] = ()
 
 
 def render(draw: Callable[[Look], Figure], look: Look, dpi: int = DPI) -> bytes:
@@ -183,9 +186,8 @@ def utilisation(timelines: Sequence[Timeline], look: Look) -> Figure:
         _timeline_panel(axes, line, scale, look)
         if index == len(shown) - 1:
             axes.set_xlabel(f"time since the first kernel ({unit})")
-    figure.legend(
-        handles=_timeline_handles(clocked), loc="outside upper left", ncols=2 if look.narrow else 3, handlelength=1.4
-    )
+    handles = _timeline_handles(shown, clocked)
+    figure.legend(handles=handles, loc="outside upper left", ncols=2 if look.narrow else len(handles), handlelength=1.4)
     return figure
 
 
@@ -394,8 +396,10 @@ def _timeline_panel(axes: Axes, line: Timeline, scale: float, look: Look) -> Non
     axes.stairs(busy, edges, color=palette.BUSY, linewidth=0.8)
     if np.any(copying > 0):
         axes.stairs(copying, edges, color=palette.COPYING, linewidth=1.2)
-    axes.set_ylim(0, 105)
     axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, 105)
+    if line.throttled or line.low_clock:
+        _clock_strips(axes, line, scale)
     axes.set_yticks([0, 50, 100])
     axes.set_ylabel("busy (%)")
     axes.set_title(ascii_only(line.device))
@@ -403,6 +407,17 @@ def _timeline_panel(axes: Axes, line: Timeline, scale: float, look: Look) -> Non
     axes.grid(color=look.theme.line, linewidth=0.5)
     if len(line.clock_seconds):
         _clock_axis(axes, line, scale, look)
+
+
+def _clock_strips(axes: Axes, line: Timeline, scale: float) -> None:
+    """Above the curves: when the device was held back, and when its clock was low."""
+    axes.set_ylim(0, 122)
+    for spans, low, colour, hatch in (
+        (line.throttled, 113, palette.VERMILLION, ""),
+        (line.low_clock, 106, palette.PURPLE, "////"),
+    ):
+        bars = [(start / scale, (end - start) / scale) for start, end in spans]
+        axes.broken_barh(bars, (low, 6), facecolor=colour, edgecolor="white", linewidth=0, hatch=hatch)
 
 
 def _clock_axis(axes: Axes, line: Timeline, scale: float, look: Look) -> None:
@@ -419,13 +434,17 @@ def _clock_axis(axes: Axes, line: Timeline, scale: float, look: Look) -> None:
     right.yaxis.set_major_locator(MaxNLocator(3))
 
 
-def _timeline_handles(clocked: bool) -> list[Any]:
+def _timeline_handles(lines: Sequence[Timeline], clocked: bool) -> list[Any]:
     handles: list[Any] = [
         Patch(facecolor=palette.BUSY, alpha=0.55, label="a kernel runs"),
         Line2D([], [], color=palette.COPYING, linewidth=1.2, label="a copy runs"),
     ]
     if clocked:
         handles.append(Line2D([], [], color=palette.CLOCK, linestyle="--", linewidth=1.3, label="SM clock"))
+    if any(line.throttled for line in lines):
+        handles.append(Patch(facecolor=palette.VERMILLION, label="throttled"))
+    if any(line.low_clock for line in lines):
+        handles.append(Patch(facecolor=palette.PURPLE, hatch="////", edgecolor="white", label="low clock"))
     return handles
 
 

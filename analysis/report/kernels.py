@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -254,11 +254,27 @@ def _kernel_cells(row: Row) -> tuple[Cell, ...]:
             title=_untimed(row),
             below=f"{row['launches']:,} × {values.duration(row['mean_ns'])}",
         ),
-        measured(row["compute_pct"], why, interval(row["compute_low_pct"], row["compute_high_pct"])),
-        measured(row["memory_pct"], why, _memory_detail(row)),
+        _with_interval(row, "compute", measured(row["compute_pct"], why, _compute_detail(row))),
+        _with_interval(row, "memory", measured(row["memory_pct"], why, _memory_detail(row))),
         measured(row["occupancy_pct"], why, _occupancy_detail(row)),
         _dram_rate(row, why),
     )
+
+
+def _with_interval(row: Row, what: str, cell: Cell) -> Cell:
+    """An estimate is shown with its interval; of counted launches the tooltip has it."""
+    low, high = values.number(row[f"{what}_low_pct"]), values.number(row[f"{what}_high_pct"])
+    if row["method"] != "sampled" or low is None or high is None or low == high:
+        return cell
+    return replace(cell, below=f"{low:.0f} to {high:.0f}{values.THIN}%" if high - low >= 1 else "±" + _half(low, high))
+
+
+def _half(low: float, high: float) -> str:
+    return f"{(high - low) / 2:.1f}{values.THIN}%"
+
+
+def _compute_detail(row: Row) -> str:
+    return interval(row["compute_low_pct"], row["compute_high_pct"])
 
 
 def _why_not(row: Row) -> str:

@@ -13,11 +13,25 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from nanalyze.analysis.report import activity, figures, headline, kernels, palette, rooflines, sections, values
-from nanalyze.analysis.report.cells import Row
-from nanalyze.analysis.report.collect import Data, ranks
+from nanalyze.analysis.report import (
+    activity,
+    clocks,
+    cost,
+    figures,
+    headline,
+    kernels,
+    palette,
+    rooflines,
+    sampling,
+    sections,
+    values,
+)
+from nanalyze.analysis.report import ranks as rank_table
+from nanalyze.analysis.report.cells import Grid, Row
+from nanalyze.analysis.report.collect import Data, device_label, ranks
 from nanalyze.analysis.report.figures import Look
 from nanalyze.analysis.report.names import cut, visible
+from nanalyze.analysis.report.perturbation import perturbation_grid
 
 CSS_PIXELS_AN_INCH = 125
 SECTIONS = (
@@ -25,10 +39,12 @@ SECTIONS = (
     ("kernels", "Kernels"),
     ("roofline", "Roofline"),
     ("utilisation", "Utilisation"),
+    ("sampling", "Sampling"),
     ("ranges", "Ranges"),
     ("copies", "Copies"),
     ("devices", "Devices"),
     ("processes", "Processes"),
+    ("cost", "Cost"),
     ("recording", "The recording"),
     ("method", "Method"),
     ("ask", "Ask your own"),
@@ -63,7 +79,7 @@ def plots(data: Data) -> list[Plot]:
     bars = kernels.share_bars(data.shares)
     top = kernels.kernel_bars(data.kernels, dict(data.shapes))
     lines = rooflines.rooflines(points, data.devices, ranks(data))
-    timelines = activity.timelines(data.pieces, data.use)
+    timelines = activity.timelines(data.pieces, data.use, data.rows("throttling"))
     return [
         Plot(
             "verdicts",
@@ -92,7 +108,9 @@ def plots(data: Data) -> list[Plot]:
             "utilisation",
             lambda look: figures.utilisation(timelines, look),
             "Share of the time each device ran a kernel and a copy, from the first to the last kernel.",
-            "From the first to the last kernel, in pieces of equal length. Kernels that ran side by side count once.",
+            "From the first to the last kernel, in pieces of equal length. Kernels that ran side by side count once. "
+            "Strips at the top, if any, show when the device was throttled (held back by power, heat or the board) and "
+            "when its SM clock was low.",
             not timelines,
         ),
     ]
@@ -136,7 +154,7 @@ def _content(data: Data, images: Mapping[str, Mapping[str, bytes]], path: str, v
         "sections": SECTIONS,
         "headline": headline_of(data),
         "leaders": headline.leaders(data.kernels),
-        "caveats": headline.caveats(data.totals, data.recording),
+        "caveats": _caveats(data),
         "losses": sections.losses(data.losses),
         "losses_title": _losses_title(len(data.losses)),
         "plots": {("kernels" if p.name == "top_kernels" else p.name): _image(p, images[p.name]) for p in plots(data)},
@@ -148,11 +166,20 @@ def _content(data: Data, images: Mapping[str, Mapping[str, bytes]], path: str, v
         "graphs": activity.graph_grid(data.rows("graph_counters")),
         "roofs": rooflines.roof_grid(points, ranks(data)),
         "utilisation": activity.use_grid(data.use),
+        "throttling": clocks.throttle_grid(
+            data.rows("throttling_summary"), labels(data), low_clock_pct(data), data.is_clock_read
+        ),
+        "quality": sampling.quality_grid(data.rows("attribution_quality"), labels(data)),
+        "against_exact": sampling.exact_grid(sampling.against_exact(data.rows("sampled_against_exact"))),
+        "drift": sampling.drift_grid(data.rows("drift"), data.windows) if data.rows("attribution_quality") else Grid(),
+        "cost": cost.cost_grid(data.costs),
+        "perturbation": perturbation_grid(data.rows("perturbation")),
         "ranges": activity.range_grid(ranges.slice(0, activity.SHOWN_RANGES).to_pylist(), ranges.num_rows),
         "copies": activity.copy_grid(data.rows("copies")),
         "devices": sections.device_grid(data.devices),
         "peaks": sections.peak_grid(data.devices),
         "processes": sections.process_grid(processes),
+        "ranks": rank_table.rank_grid(data.rows("ranks")),
         "recording": sections.recording_grid(data.recording),
         "events": sections.event_grid(events.slice(0, sections.SHOWN_ROWS).to_pylist(), events.num_rows),
         "damage": sections.damage_grid(data.rows("damage")),
@@ -162,6 +189,25 @@ def _content(data: Data, images: Mapping[str, Mapping[str, bytes]], path: str, v
         "over_mark": values.OVER_MARK,
         "colophon": f"Written by nanalyze {version}. Run {visible(str(data.run.get('run_id')))[:64]}.",
     }
+
+
+def labels(data: Data) -> dict[str, str]:
+    """What the page calls each device, by its key in the views."""
+    keys = {device["uuid"] or f"{device['process']}/{device['device_id']}" for device in data.devices}
+    keys |= {row["device"] for row in data.use}
+    return {key: device_label(key, data.devices) for key in keys}
+
+
+def low_clock_pct(data: Data) -> float:
+    return float(next(row["value"] for row in data.rows("settings") if row["name"] == "low_clock_pct"))
+
+
+def _caveats(data: Data) -> list[str]:
+    """What to bear in mind, what recording cost, and whether clocks were held back."""
+    throttled = clocks.sentence(data.rows("throttling_summary"), labels(data))
+    slowest = rank_table.sentence(data.rows("ranks"))
+    lines = [*headline.caveats(data.totals, data.recording), slowest, throttled, *cost.sentences(data.costs)]
+    return [line for line in lines if line]
 
 
 def commands(path: str) -> list[str]:

@@ -68,6 +68,9 @@ def roof_grid(points: Sequence[Row], ranks: Mapping[int, int]) -> Grid:
     return Grid(heads, body, _notes(points, rows), _foot(len(rows)))
 
 
+CLOCKS = {"device_state": "the mean of NVML's readings of the SM clock", "maximum": "the highest SM clock"}
+
+
 def _title(dram: float | None, devices: Sequence[Row]) -> str:
     names = sorted({str(d["name"]) for d in devices if values.number(d["dram_peak_bytes_per_s"]) == dram})
     return ", ".join(names) if dram is not None and names else "device with unknown peaks"
@@ -110,13 +113,21 @@ def _notes(points: Sequence[Row], rows: Sequence[Row]) -> tuple[str, ...]:
     if not points:
         return ("No kernel has operations or DRAM bytes counted: record with exact counters for a roofline.",)
     missing = len(points) - len(rows)
+    clocks = _clock_note(rows)
     if not missing:
-        return ()
+        return clocks
     which = "kernel is" if missing == 1 else "kernels are"
     return (
+        *clocks,
         f"{missing:,} counted {which} not shown: no floating-point work, no DRAM traffic, or one of them not counted. "
         "A logarithmic axis has no place for zero.",
     )
+
+
+def _clock_note(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Says so where a roof does not stand at the clock measured with the counters."""
+    other = [CLOCKS[method] for method in CLOCKS if any(row["clock_method"] == method for row in rows)]
+    return (f"Roofs of kernels without a clock of their own stand at {' or '.join(other)}.",) if other else ()
 
 
 def _unit(row: Row) -> str:

@@ -16,8 +16,10 @@ from nanalyze.analysis.report import values
 from nanalyze.analysis.report.cells import Row
 from nanalyze.analysis.report.collect import Data
 from nanalyze.analysis.report.kernels import rest
+from nanalyze.analysis.report.sampling import against_exact
 
 SUMMARY_VERSION = 1
+MOST_DRIFTS = 200
 
 # Evidence of a kernel that is copied from `verdicts` as it stands.
 KERNEL_KEYS = (
@@ -25,6 +27,9 @@ KERNEL_KEYS = (
     "memory_pct", "occupancy_pct", "method", "launches_measured", "over_peak",
 )  # fmt: skip
 DEVICE_KEYS = ("uuid", "name", "chip", "sm_count", "sm_clock_max_hz", "dram_peak_bytes_per_s", "peaks_source")
+COST_KEYS = ("process", "range_name", "pauses", "pairs", "steps_on", "steps_off", "mean_on_ns", "mean_off_ns",
+             "slowdown_pct", "low_pct", "high_pct", "reason", "cpu_ns", "cpu_share", "paused_ns",
+             "paused_share")  # fmt: skip
 RECORDING_KEYS = ("cpu_ns", "exact_launches", "exact_ns", "exact_passes", "records_lost", "losses", "damage")
 TOTAL_KEYS = ("launches", "launches_untimed", "launches_in_graphs", "launches_measured", "kernel_classes",
               "classes_with_counters", "kernel_ns", "active_ns", "recorded_ns")  # fmt: skip
@@ -51,9 +56,18 @@ def summary(data: Data, headline: Sequence[str], version: str, files: Sequence[s
         "other_kernels": rest(data.tables["verdicts"], len(data.kernels)),
         "methods": list(data.methods),
         "utilisation": [
-            _pick(row, ("device", "label", "active_ns", "busy_ns", "busy_share", "copy_ns", "copy_share"))
+            _pick(row, ("device", "label", "active_ns", "paused_ns", "busy_ns", "busy_share", "copy_ns", "copy_share"))
             for row in data.use
         ],
+        "throttling": data.rows("throttling_summary"),
+        "sampling": {
+            "quality": data.rows("attribution_quality"),
+            "against_exact": against_exact(data.rows("sampled_against_exact")),
+            "drift": [
+                {**row, "kernel_class_id": str(row["kernel_class_id"])} for row in data.rows("drift")[:MOST_DRIFTS]
+            ],
+        },
+        "costs": [_pick(row, COST_KEYS) for row in data.costs],
         "copies": data.rows("copies"),
         "devices": [{**_pick(row, DEVICE_KEYS), "processes": row["processes"]} for row in data.devices],
         "processes": [_process(row) for row in data.rows("processes")],

@@ -31,6 +31,7 @@
 --   l1_hit_pct         DOUBLE  %             L1 hit rate, by sector.
 --   dram_read_bytes    DOUBLE  bytes         Read from DRAM.
 --   dram_write_bytes   DOUBLE  bytes         Written to DRAM.
+--   dram_bytes         DOUBLE  bytes         Both, where they were counted together.
 --   thread_inst_fadd   DOUBLE  instructions  FP32 additions by thread.
 --   thread_inst_fmul   DOUBLE  instructions  FP32 multiplications by thread.
 --   thread_inst_ffma   DOUBLE  instructions  FP32 fused multiply-adds by thread.
@@ -81,6 +82,7 @@ SELECT
     max(CASE WHEN counter = 'l1_hit_pct' THEN value END) AS l1_hit_pct,
     max(CASE WHEN counter = 'dram_read_bytes' THEN value END) AS dram_read_bytes,
     max(CASE WHEN counter = 'dram_write_bytes' THEN value END) AS dram_write_bytes,
+    max(CASE WHEN counter = 'dram_bytes' THEN value END) AS dram_bytes,
     max(CASE WHEN counter = 'thread_inst_fadd' THEN value END) AS thread_inst_fadd,
     max(CASE WHEN counter = 'thread_inst_fmul' THEN value END) AS thread_inst_fmul,
     max(CASE WHEN counter = 'thread_inst_ffma' THEN value END) AS thread_inst_ffma,

@@ -135,7 +135,7 @@ SELECT
     top_pipe_pct,
     occupancy_pct, theoretical_occupancy_pct, occupancy_limiter, waves, sm_count,
     issue_active_pct, l1_hit_pct, l2_hit_pct,
-    dram_read_bytes + dram_write_bytes AS dram_bytes,
+    COALESCE(dram_read_bytes + dram_write_bytes, dram_bytes) AS dram_bytes,
     l2_bytes, l1_bytes,
     2 * (thread_inst_hadd + thread_inst_hmul + 2 * thread_inst_hfma) AS fp16_flops,
     thread_inst_fadd + thread_inst_fmul + 2 * thread_inst_ffma AS fp32_flops,

@@ -14,7 +14,9 @@
 --   terms_merged        BIGINT   -                     Those that could not be told apart from another.
 --   explained           DOUBLE   1                     Share of the variation predicted; negative is worse than none.
 --   mean_per_s          DOUBLE   counter unit / s      Mean over all samples.
+--   clock_method        VARCHAR  -                     Whence the SM clock of percentages: sampled (cycles),
+--                                                      device_state (NVML) or maximum (no reading).
 SELECT
     device, counter_group, counter, unit, start_ns, end_ns, samples, samples_dropped, blocks, terms,
-    terms_merged, explained, mean_per_s
+    terms_merged, explained, mean_per_s, clock_method
 FROM raw.attribution_quality

@@ -1,7 +1,8 @@
 -- verdicts: what bounds each kernel class, with the evidence; largest share of time first.
 --
 -- The rules, in order; their thresholds stand in the table settings:
--- 1. communication: the kernel's own name matches one of communication_patterns.
+-- 1. communication: the kernel's own name matches one of communication_patterns. Not where Nsight Compute
+--    measured it: see 3.
 -- 2. Where compute_pct or memory_pct was not measured: launch if the mean duration is below
 --    launch_ns and most launches came from no graph, else undetermined.
 -- 3. launch: the same, and both percentages are below low_pct. Not for runs imported from Nsight
@@ -14,6 +15,7 @@
 -- 5. The rule is applied at the four corners of the 95 % intervals of c and m (Student's t for
 --    3 or more launches, lowest to highest for 2). Every outcome's region is bounded by those
 --    corners; if they do not agree with the mean: undetermined, the reason naming the candidates.
+--    Not for runs imported from Nsight Compute where its rule says the same of every launch.
 --
 -- Columns:
 --   kernel_class_id            BIGINT   -         Which kernel with which shape: see kernel_classes.
@@ -85,7 +87,11 @@ WITH limits AS (
 ),
 evidence AS (
     SELECT
-        e.*, l.*,
+        e.* REPLACE (
+            e.is_communication AND (r.source <> 'ncu' OR e.compute_pct IS NULL OR e.memory_pct IS NULL)
+                AS is_communication
+        ),
+        l.*,
         r.source = 'ncu' AS is_from_ncu,
         e.mean_ns < l.launch_ns AND 2 * e.launches_in_graphs < e.launches AS is_short,
         e.compute_pct IS NULL OR e.memory_pct IS NULL AS is_unmeasured
@@ -143,6 +149,7 @@ decided AS (
             WHEN e.is_unmeasured THEN CASE WHEN e.is_short THEN 'launch' ELSE 'undetermined' END
             WHEN e.is_short AND NOT e.is_from_ncu AND e.compute_pct < e.low_pct AND e.memory_pct < e.low_pct
                 THEN 'launch'
+            WHEN u.label IS NOT NULL THEN u.label
             WHEN NOT r.is_certain THEN 'undetermined'
             ELSE r.label
         END AS bound,
@@ -160,6 +167,7 @@ decided AS (
         CASE WHEN e.top_pipe_pct >= e.compute_pct - e.lead_pct THEN e.top_pipe END AS pipe
     FROM evidence AS e
     LEFT JOIN ruled AS r ON r.kernel_class_id = e.kernel_class_id
+    LEFT JOIN _launch_rule AS u ON u.kernel_class_id = e.kernel_class_id
 ),
 -- Numbers as text: COALESCE where a sentence mentions one that may be missing.
 texts AS (
@@ -210,7 +218,9 @@ explained AS (
                     'memory ', memory_text, ' of peak ',
                     CASE
                         WHEN memory_pct >= high_pct THEN concat('(>= ', high_text, ' %)')
-                        ELSE concat('(>= ', lead_text, ' points above compute)')
+                        WHEN memory_pct - compute_pct >= lead_pct
+                            THEN concat('(>= ', lead_text, ' points above compute)')
+                        ELSE 'in the mean, and the higher in each launch'
                     END,
                     COALESCE(CASE WHEN level IS NOT NULL THEN level_text END, ''), '; compute ', compute_text
                 )
@@ -219,7 +229,9 @@ explained AS (
                     'compute ', compute_text, ' of peak ',
                     CASE
                         WHEN compute_pct >= high_pct THEN concat('(>= ', high_text, ' %)')
-                        ELSE concat('(>= ', lead_text, ' points above memory)')
+                        WHEN compute_pct - memory_pct >= lead_pct
+                            THEN concat('(>= ', lead_text, ' points above memory)')
+                        ELSE 'in the mean, and the higher in each launch'
                     END,
                     COALESCE(CASE WHEN pipe IS NOT NULL THEN pipe_text END, ''), '; memory ', memory_text
                 )
