@@ -3,8 +3,9 @@
     python benchmarks/timeline_modes.py OUT_DIR [--modes 'host;device;...'] [--pairs 4] [--block-s 2]
 
 Each mode runs a launch-bound loop and the GPT-2-small step in alternating blocks with and without
-a recording; `before` is without one before the first, from when on CUPTI stays attached. A process that says nothing for --patience-s seconds is taken to hang: its Python stacks
-(and with --debugger cuda-gdb its native ones) go into OUT_DIR, then it is killed.
+a recording; `before` is without one, before the first. A process that says nothing for --patience-s seconds
+is taken to hang: its Python stacks (and with --debugger cuda-gdb its native ones) go into OUT_DIR, then it
+is killed.
 """
 
 from __future__ import annotations
@@ -26,25 +27,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-# Settings of recorder.record; `early` starts a first recording before CUDA is initialised, so that
-# CUPTI's latency timestamps are switched on when its header wants them to be; `flush_period_ms` of 0
-# leaves CUPTI's buffers alone until they are full; `kernels_only` records neither copies nor when
-# graphs were launched; `python_callbacks` lets CUPTI call Python for each buffer; without `decode` all
-# that is recorded is thrown away.
+# Settings of recorder.record, and: `ranges` puts each call of the workload into a range, so that launch times
+# are recorded, with `latency` by CUPTI's latency timestamps instead of the callback; `early` starts a first
+# recording before CUDA is initialised; `python_callbacks` lets CUPTI call Python for each buffer; without
+# `decode` all that is recorded is thrown away.
 MODES: dict[str, dict[str, Any]] = {
-    "host": {"timestamps": "host"},
-    "host, no launch times": {"timestamps": "host", "launch_times": False},
-    "host, early": {"timestamps": "host", "early": True},
-    "host, early, kernels only": {"timestamps": "host", "early": True, "kernels_only": True},
-    "device": {"timestamps": "device"},
-    "device, no launch times": {"timestamps": "device", "launch_times": False},
-    "device, early": {"timestamps": "device", "early": True},
-    "device, early, kernels only": {"timestamps": "device", "early": True, "kernels_only": True},
-    "host, Python callbacks": {"timestamps": "host", "python_callbacks": True},
-    "device, early, Python callbacks": {"timestamps": "device", "early": True, "python_callbacks": True},
-    "host, nothing decoded": {"timestamps": "host", "decode": False},
-    "host, early, nothing decoded": {"timestamps": "host", "early": True, "decode": False},
-    "device, early, no flush": {"timestamps": "device", "early": True, "flush_period_ms": 0},
+    "default": {},
+    "kernels only": {"copies": False},
+    "ranges": {"ranges": True},
+    "ranges, latency timestamps": {"ranges": True, "latency": True},
+    "device memory": {"timestamps": "device"},
+    "device memory, ranges, latency timestamps": {"timestamps": "device", "ranges": True, "latency": True},
+    "the same, early": {"timestamps": "device", "ranges": True, "latency": True, "early": True},
+    "Python callbacks": {"python_callbacks": True},
+    "nothing decoded": {"decode": False},
 }
 LAUNCHES = 20_000
 START_PATIENCE_S = 90.0
@@ -87,7 +83,8 @@ def block(work: Callable[[], None], settings: dict[str, Any] | None, seconds: fl
 
 def child(mode: str, workloads: list[str], pairs: int, seconds: float) -> None:
     """Print one JSON line a pair."""
-    from nanalyze.recorder import buffers, timeline
+    from nanalyze import recorder
+    from nanalyze.recorder import buffers, launch_times, timeline
 
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     settings = dict(MODES[mode])
@@ -95,15 +92,13 @@ def child(mode: str, workloads: list[str], pairs: int, seconds: float) -> None:
         buffers.native = None  # type: ignore[assignment]
     elif buffers.native is None:
         raise SystemExit("the callbacks in C were not compiled here")
-    timeline.FLUSH_PERIOD_MS = settings.pop("flush_period_ms", timeline.FLUSH_PERIOD_MS)
     if not settings.pop("decode", True):
         timeline.Timeline.drain = lambda self: self._exchange.give_back(self._exchange.take())  # type: ignore[method-assign]
-    if settings.pop("kernels_only", False):
-        timeline.KINDS = timeline.KINDS[:1]
-        timeline.Timeline._start_graph_times = lambda self: None  # type: ignore[method-assign]
+    if settings.pop("latency", False):
+        launch_times.LaunchClock._subscribe = lambda self: False  # type: ignore[method-assign]
+    has_ranges = settings.pop("ranges", False)
+    settings["pause_pct"] = 0
     if settings.pop("early", False):
-        from nanalyze import recorder
-
         with tempfile.TemporaryDirectory() as folder:
             recorder.start(Path(folder) / "run", **settings)
             recorder.stop()
@@ -124,6 +119,7 @@ def child(mode: str, workloads: list[str], pairs: int, seconds: float) -> None:
     for workload, work in (("launch loop", launches), ("GPT-2 step", step)):
         if workload not in workloads:
             continue
+        work = recorder.annotate(workload)(work) if has_ranges else work
         before = block(work, None, seconds)
         for pair in blocks(work, settings, pairs, seconds):
             print(json.dumps({"workload": workload, "before": before, **pair}), flush=True)
@@ -190,7 +186,8 @@ def table(found: dict[str, tuple[list[dict[str, Any]], str]]) -> str:
             before, off, on = (statistics.median(pair[name] for pair in pairs) * scale for name in names)
             ratio = statistics.median(pair["on"] / pair["off"] for pair in pairs)
             extra = statistics.median(pair["on"] - pair["off"] for pair in pairs) * scale
-            cells = f"{before:.2f} {unit} | {off:.2f} {unit} | {on:.2f} {unit} | {ratio:.3f} | {extra:+.2f} {unit} | {len(pairs)} | {ending}"
+            times = " | ".join(f"{time:.2f} {unit}" for time in (before, off, on))
+            cells = f"{times} | {ratio:.3f} | {extra:+.2f} {unit} | {len(pairs)} | {ending}"
             rows.append(f"| {mode} | {workload} | {cells} |")
     return "\n".join(rows)
 

@@ -107,6 +107,7 @@ def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
     type=float,
     help="Share of the time to switch off for, to measure what recording costs the steps (default 1; 0: never).",
 )
+@option("--copies/--no-copies", default=True, help="Record copies and memory sets.")
 @option("--nvtx/--no-nvtx", default=True, help="Record the ranges that the job marks with NVTX.")
 @option("--exact", metavar="REGEX", help="Hardware counters of kernels whose name matches; `.` for all.")
 @option("--exact-exclude", metavar="REGEX", help="Leave out kernels whose name matches.")
@@ -195,6 +196,7 @@ def request(shown: str, *, processes: int = 0, kernels: int = 0, **options: Any)
         shown=shlex.quote(shown),
         launch_times=options["launch_times"],
         nvtx=options["nvtx"],
+        copies=options["copies"],
         exact=_exact(options),
         samples=_samples(options),
         start_on=_list(options["start_on"] or ""),

@@ -52,7 +52,8 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder | Under
     with `exact`), `append` (add to a run directory that already holds a run), `timestamps` (where the GPU
     writes them: "host" memory, or "device" memory, which is cheaper but has been seen to deadlock),
     `launch_times` (False leaves out `queued_ns`, and with it which kernels belong to which range),
-    `nvtx` (False leaves out the ranges that the job marks with NVTX), `detach` (False leaves CUPTI
+    `nvtx` (False leaves out the ranges that the job marks with NVTX), `copies` (False leaves out copies and
+    memory sets, which cost a busy GPU more than kernels do), `detach` (False leaves CUPTI
     attached after `stop`, at up to 1 us a launch; to be chosen if another profiler in the process minds),
     `overhead_pct` (the CPU time that the recorder may take, in percent of a core: sampling keeps to what
     the timeline leaves of it), `pause_pct` (the share of the time, in percent, for which the recorder

@@ -74,6 +74,7 @@ class Request:
     timestamps: str = "host"
     launch_times: bool = True
     nvtx: bool = True
+    copies: bool = True
     overhead_pct: float = 1.0
     pause_pct: float = 1.0
     exact: Mapping[str, Any] | None = None
@@ -111,6 +112,7 @@ class Request:
             timestamps=self.timestamps,
             launch_times=self.launch_times,
             nvtx=self.nvtx,
+            copies=self.copies,
             overhead_pct=self.overhead_pct,
             pause_pct=self.pause_pct,
         )

@@ -199,6 +199,7 @@ class Recorder:
             self._wake,
             pinned=self.settings.timestamps == "host",
             launch_times=self.settings.launch_times,
+            copies=self.settings.copies,
         )
         timeline.start()
         self._timeline = timeline
@@ -332,6 +333,15 @@ class Recorder:
                 self._complain(f"devices are not described: {error}", "device_state")
         if self._devices is not None:
             self._writer.add_rows("device_state", self._devices.state(seen))
+
+    def observe(self) -> None:
+        """Read clocks, power and temperature of the devices in use now, beside the reading a second; never raises."""
+        try:
+            with self._tick_lock:
+                if not self.is_stopped:
+                    self._observe_devices()
+        except Exception as error:
+            self._complain(f"the devices' state was not read: {error}", "device_state")
 
     def _take_notices(self) -> None:
         while self._coexistence is not None and self._coexistence.notices:

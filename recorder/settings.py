@@ -25,6 +25,7 @@ class Settings:
     timestamps: str = "host"
     launch_times: bool = True
     nvtx: bool = True
+    copies: bool = True
     detach: bool = True
     overhead_pct: float = 1.0
     pause_pct: float = 1.0

@@ -51,6 +51,7 @@ class Timeline:
         *,
         pinned: bool = True,
         launch_times: bool = True,
+        copies: bool = True,
     ) -> None:
         self.cupti = cupti
         self.classes = ClassTable()
@@ -65,6 +66,7 @@ class Timeline:
         self.dropped = 0
         self.odd = 0
         self._pinned = pinned
+        self._kinds = KINDS if copies else KINDS[:1]
         self._wants_launch_times = launch_times
         self.is_aside = False  # whether CUPTI is left to another client
         self._switching = threading.RLock()
@@ -89,7 +91,7 @@ class Timeline:
         if self._pinned:
             self._use_pinned_memory()
         try:
-            for kind in (*KINDS, *self._marker_kinds()):
+            for kind in (*self._kinds, *self._marker_kinds()):
                 self.cupti.cuptiActivityEnable(kind)
             # CUPTI's own worker flushes: a quiet job's records come out, and no thread of ours can
             # be held up inside CUPTI by a job that launches from many threads.
@@ -152,7 +154,7 @@ class Timeline:
         with self._switching:
             if self.is_aside:
                 return
-            for kind in KINDS:
+            for kind in self._kinds:
                 self.cupti.cuptiActivityDisable(kind)
             self.clock.stop()
 
@@ -161,7 +163,7 @@ class Timeline:
         with self._switching:
             if self.is_aside:
                 return
-            for kind in KINDS:
+            for kind in self._kinds:
                 self.cupti.cuptiActivityEnable(kind)
             self.clock.start()
 
@@ -192,7 +194,7 @@ class Timeline:
         """Turn everything off."""
         self.clock.stop()
         calls: list[tuple[str, tuple[int, ...]]] = [("cuptiActivityFlushPeriod", (0,))]
-        calls += [("cuptiActivityDisable", (kind,)) for kind in (*KINDS, *self._marker_kinds())]
+        calls += [("cuptiActivityDisable", (kind,)) for kind in (*self._kinds, *self._marker_kinds())]
         for function, arguments in calls:
             with contextlib.suppress(RecorderError):
                 getattr(self.cupti, function)(*arguments)

@@ -45,13 +45,13 @@ def gpu(callbacks: str) -> Iterator[FakeGpu]:
 class Recording:
     """A timeline with its writer, drained and flushed by hand."""
 
-    def __init__(self, gpu: FakeGpu, run_dir: Path) -> None:
+    def __init__(self, gpu: FakeGpu, run_dir: Path, **settings: Any) -> None:
         self.gpu = gpu
         self.run_dir = run_dir
         self.said: list[str] = []
         self.wake = threading.Event()
         self.writer = Writer(run_dir, "host-0-1", self.said.append)
-        self.timeline = Timeline(Cupti(gpu.cupti.library, "fake"), self.writer, self.wake)
+        self.timeline = Timeline(Cupti(gpu.cupti.library, "fake"), self.writer, self.wake, **settings)
         self.timeline.start()
 
     def stop(self) -> None:
@@ -83,6 +83,16 @@ def test_start_asks_for_kernels_and_copies_and_stop_for_nothing(recording: Recor
     recording.stop()
     assert (fake.enabled, fake.driver_api, fake.flush_period_ms) == (set(), set(), 0)
     assert not fake.latency_timestamps
+
+
+def test_copies_can_be_left_out(gpu: FakeGpu, tmp_path: Path) -> None:
+    recording = Recording(gpu, tmp_path, copies=False)
+    assert gpu.cupti.enabled == {10}
+    gpu.copy(4096)
+    call = gpu.launch()
+    recording.stop()
+    assert recording.correlations() == [call]
+    assert gpu.cupti.enabled == set()
 
 
 def test_a_recording_without_work_asks_for_no_buffer(recording: Recording, tmp_path: Path) -> None:
