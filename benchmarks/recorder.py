@@ -385,18 +385,19 @@ def measure_decode(path: Path) -> list[Result]:
 
 
 def _measure_decode(decoder: Any, name: str, captured: Any) -> Result:
-    """The buffer is repeated to 8 MiB, the size the recorder uses, and decoded for a second."""
+    """The buffer is repeated to 2 MiB, as the recorder takes them together, and decoded for a second."""
     import numpy as np
 
     from nanalyze.recorder.cupti import KIND_CONCURRENT_KERNEL
+    from nanalyze.recorder.launch_times import LaunchTimes
     from nanalyze.recorder.launches import ClassTable, kernel_columns
 
-    buffer = np.tile(captured, max((8 << 20) // captured.size, 1))
+    buffer = np.tile(captured, max((2 << 20) // captured.size, 1))
     classes = ClassTable(lambda pointer: b"kernel%d" % pointer)
     count = sum(len(rows) for rows in decoder.decode(buffer).records.values())
 
     def take() -> None:
-        kernel_columns(decoder.decode(buffer).records[KIND_CONCURRENT_KERNEL], classes, {})
+        kernel_columns(decoder.decode(buffer).records[KIND_CONCURRENT_KERNEL], classes, LaunchTimes())
 
     return {
         "buffer": name,

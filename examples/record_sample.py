@@ -1,10 +1,11 @@
-"""Record the sample run: GPT-2 training steps and the known kernels, timeline first, then exact counters.
+"""Record the sample run: GPT-2 training steps and the known kernels, by timeline, samples and exact counters.
 
     python examples/record_sample.py sample --known --steps 20
 
-Both phases write into one run directory. The timeline phase runs undisturbed; the exact phase is a
-recording of its own, so that its replayed, serialised launches are told apart from the others. Models
-are built and warmed up before the first recording starts.
+Three recordings write into one run directory. The timeline phase has no counters; the sampled phase runs
+steps on and on while counters of the whole device are sampled, and the recorder measures its own effect by
+pauses; the exact phase is last and by itself, so that its replayed, serialised launches are told apart from
+the others. Models are built and warmed up before the first recording starts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from known_kernels import KNOWN, Known, Target, Work, make_target, prepare, run_
 WARM_STEPS = 5
 EXACT_FIRST = 2  # launches measured of each kernel class
 KNOWN_REPEATS = 10
+SAMPLED_PAUSE_PCT = 20.0  # much, so that a few seconds hold pauses enough to measure by
 
 
 def annotate(name: str, **attributes: Any) -> AbstractContextManager[Any]:
@@ -85,6 +87,20 @@ def timeline_phase(out_dir: Path, workloads: Workloads, steps: int, record: Call
         workloads.run_known(KNOWN_REPEATS)
 
 
+def sampled_phase(out_dir: Path, workloads: Workloads, seconds: float, record: Callable[..., Any]) -> None:
+    """Training steps for some seconds, with sampled counters."""
+    stop_at = time.perf_counter() + seconds
+    with record(str(out_dir), append=True, samples=_samples(), pause_pct=SAMPLED_PAUSE_PCT):
+        workloads.run_steps(1_000_000, stop_at)
+        synchronize(workloads.target)
+
+
+def _samples() -> Any:
+    from nanalyze import recorder
+
+    return recorder.Samples()
+
+
 def exact_phase(out_dir: Path, workloads: Workloads, budget_s: float, record: Callable[..., Any]) -> None:
     """Exact counters of the first launches of each kernel class; known kernels first, as they are few."""
     stop_at = time.perf_counter() + budget_s
@@ -108,10 +124,11 @@ def _record(*arguments: Any, **keywords: Any) -> Any:
 
 
 def dry_run(known: bool) -> None:
-    """Both phases at tiny sizes on the CPU, without a recorder."""
+    """The phases at tiny sizes on the CPU, without a recorder."""
     workloads = Workloads(make_target("cpu", dry_run=True), known, TINY, no_range)
     with_nothing = lambda *_, **__: nullcontext()  # noqa: E731
     timeline_phase(Path("unused"), workloads, 2, with_nothing)
+    workloads.run_steps(2, stop_at=time.perf_counter() + 1)
     done = workloads.run_known(EXACT_FIRST, exact=True), workloads.run_steps(1)
     print(f"dry run: {done[0]} known kernels, {done[1]} step")
 
@@ -121,17 +138,20 @@ def main() -> None:
     parser.add_argument("out_dir", type=Path, help="run directory to write")
     parser.add_argument("--steps", type=int, default=20, help="training steps in the timeline (default 20)")
     parser.add_argument("--known", action="store_true", help="record the known kernels too")
+    parser.add_argument("--sampled-s", type=float, default=10.0, metavar="N", help="0 leaves the sampled phase out")
     parser.add_argument("--exact-budget-s", type=float, default=90.0, metavar="N", help="0 leaves the exact phase out")
-    parser.add_argument("--phase", choices=("both", "timeline", "exact"), default="both")
+    parser.add_argument("--phase", choices=("all", "timeline", "sampled", "exact"), default="all")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU, nothing recorded")
     arguments = parser.parse_args()
     if arguments.dry_run:
         dry_run(arguments.known)
         return
     workloads = Workloads(make_target("cuda"), arguments.known, Sizes(), annotate)
-    if arguments.phase != "exact":
+    if arguments.phase in ("all", "timeline"):
         timeline_phase(arguments.out_dir, workloads, arguments.steps, _record)
-    if arguments.phase != "timeline" and arguments.exact_budget_s > 0:
+    if arguments.phase in ("all", "sampled") and arguments.sampled_s > 0:
+        sampled_phase(arguments.out_dir, workloads, arguments.sampled_s, _record)
+    if arguments.phase in ("all", "exact") and arguments.exact_budget_s > 0:
         exact_phase(arguments.out_dir, workloads, arguments.exact_budget_s, _record)
     size = sum(path.stat().st_size for path in arguments.out_dir.rglob("*") if path.is_file())
     print(f"recorded {size / 1e6:.2f} MB in {arguments.out_dir}")

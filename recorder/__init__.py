@@ -18,10 +18,11 @@ from nanalyze.recorder.ranges import annotate
 
 if TYPE_CHECKING:
     from nanalyze.recorder.exact import Exact
+    from nanalyze.recorder.measuring import measure
     from nanalyze.recorder.samples import Samples
     from nanalyze.recorder.session import Recorder, UnderWay
 
-__all__ = ["Exact", "Recorder", "Samples", "annotate", "record", "start", "stop"]
+__all__ = ["Exact", "Recorder", "Samples", "annotate", "measure", "record", "start", "stop"]
 
 _active: Any = None
 _is_whole_process = False  # whether `_active` is that of `nanalyze record`, which is not the job's to stop
@@ -40,6 +41,10 @@ def __getattr__(name: str) -> Any:
         from nanalyze.recorder.session import Recorder
 
         return Recorder
+    if name == "measure":
+        from nanalyze.recorder.measuring import measure
+
+        return measure
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -53,8 +58,8 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder | Under
     writes them: "host" memory, or "device" memory, which is cheaper but has been seen to deadlock),
     `launch_times` (False leaves out `queued_ns`, and with it which kernels belong to which range),
     `nvtx` (False leaves out the ranges that the job marks with NVTX), `copies` (False leaves out copies and
-    memory sets, which cost a busy GPU more than kernels do), `detach` (False leaves CUPTI
-    attached after `stop`, at up to 1 us a launch; to be chosen if another profiler in the process minds),
+    memory sets, which cost a busy GPU more than kernels do), `detach` (True shuts CUPTI down
+    at `stop`, so that launches cost what they did before; otherwise it stays attached, at up to 1 us a launch),
     `overhead_pct` (the CPU time that the recorder may take, in percent of a core: sampling keeps to what
     the timeline leaves of it), `pause_pct` (the share of the time, in percent, for which the recorder
     switches itself off to measure its effect on the job's steps; 0 for never, and never with `exact`).

@@ -229,6 +229,14 @@ static PyObject *is_subscribed(PyObject *module, PyObject *unused) {
     return PyBool_FromLong(subscribed);
 }
 
+static PyObject *has_nvtx_begun(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    pthread_mutex_lock(&arming);
+    int begun = nvtx_began;
+    pthread_mutex_unlock(&arming);
+    return PyBool_FromLong(begun);
+}
+
 static PyObject *launch_callback(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     if (!begin_launches()) return PyErr_NoMemory();
@@ -338,6 +346,43 @@ static PyObject *reclaim(PyObject *module, PyObject *unused) {
     return PyLong_FromLong(count);
 }
 
+/* Runs of records of one kind, found by their sizes; in C since a walk in Python lets go of the GIL on the way. */
+static PyObject *find_runs(PyObject *module, PyObject *args) {
+    (void)module;
+    enum { KINDS = 256 };
+    uint32_t size_of[KINDS] = {0}, kind;
+    Py_buffer memory, sizes;
+    if (!PyArg_ParseTuple(args, "y*y*", &memory, &sizes)) return NULL;
+    const uint32_t *pairs = sizes.buf;
+    for (Py_ssize_t i = 0; i + 1 < sizes.len / 4; i += 2)
+        if (pairs[i] < KINDS) size_of[pairs[i]] = pairs[i + 1];
+    const uint8_t *bytes = memory.buf;
+    Py_ssize_t at = 0, count = 0, room = 64;
+    int64_t *runs = malloc(room * 3 * sizeof *runs), *run = NULL;
+    while (runs && at + 4 <= memory.len) {
+        memcpy(&kind, bytes + at, 4);
+        if (kind >= KINDS || size_of[kind] < 4 || size_of[kind] > memory.len - at) break;
+        if (run && run[0] == kind) {
+            run[2]++;
+        } else {
+            if (count == room) {
+                int64_t *more = realloc(runs, (room *= 2) * 3 * sizeof *runs);
+                if (!more) free(runs);
+                if (!(runs = more)) break;
+            }
+            run = runs + 3 * count++;
+            run[0] = kind, run[1] = at, run[2] = 1;
+        }
+        at += size_of[kind];
+    }
+    PyBuffer_Release(&memory);
+    PyBuffer_Release(&sizes);
+    if (!runs) return PyErr_NoMemory();
+    PyObject *result = Py_BuildValue("y#n", (char *)runs, count * 3 * (Py_ssize_t)sizeof *runs, at);
+    free(runs);
+    return result;
+}
+
 static PyObject *counts(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     pthread_mutex_lock(&lock);
@@ -362,12 +407,16 @@ static PyMethodDef methods[] = {
      "(subscribe, enable, ids): addresses of cuptiSubscribe and cuptiEnableCallback, and driver callback ids as\n"
      "uint32: from the first NVTX call on (now, if it has been) launches are noted."},
     {"is_subscribed", is_subscribed, METH_NOARGS, "() -> bool: whether an NVTX call has made it subscribe since `arm`."},
+    {"has_nvtx_begun", has_nvtx_begun, METH_NOARGS, "() -> bool: whether NVTX calls of this process go to CUPTI by way of this."},
     {"disarm", disarm, METH_NOARGS, "() -> int: the subscriber that `arm` led to, or 0; it is the caller's now."},
     {"take_launches", take_launches, METH_NOARGS,
      "() -> (bytes, int): pairs of uint64, when a launch call began (ns, realtime clock) and its correlation id,\n"
      "in the order of the calls; and how many were lost since the last call."},
     {"disown", disown, METH_NOARGS, "() -> None: lent buffers may be lost to another client and no longer count."},
     {"reclaim", reclaim, METH_NOARGS, "() -> int: lent buffers are free again, for a CUPTI that was shut down; how many."},
+    {"find_runs", find_runs, METH_VARARGS,
+     "(buffer, sizes) -> (bytes, int): runs of equal records as int64 triples of kind, offset and count, and where\n"
+     "the first byte is that the sizes (uint32 pairs of kind and size) do not explain."},
     {"counts", counts, METH_NOARGS, "() -> (int, int): requests so far, and those refused."},
     {NULL, NULL, 0, NULL},
 };

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,12 @@ from nanalyze.recorder.cupti import (
     CuptiError,
 )
 from nanalyze.rundir.errors import RecorderError
+
+native: ModuleType | None
+try:
+    native = importlib.import_module("nanalyze.recorder._callbacks")
+except ImportError:
+    native = None
 
 Records = npt.NDArray[np.void]
 Bytes = npt.NDArray[np.uint8]
@@ -203,6 +211,13 @@ class Decoder:
 
     def _walk(self, buffer: Bytes) -> tuple[list[tuple[int, int, int]], int]:
         """Runs of equal records as (kind, offset, count), and the offset where the walk ended."""
+        if native is None:
+            return self._walk_in_python(buffer)
+        sizes = np.array(list(self.sizes.items()), dtype=np.uint32).tobytes()
+        found, end = native.find_runs(buffer, sizes)
+        return list(map(tuple, np.frombuffer(found, dtype=np.int64).reshape(-1, 3).tolist())), end
+
+    def _walk_in_python(self, buffer: Bytes) -> tuple[list[tuple[int, int, int]], int]:
         words = buffer[: buffer.size // 8 * 8].data.cast("I")
         limit = len(words)
         steps = {kind: size // 4 for kind, size in self.sizes.items()}

@@ -73,6 +73,13 @@ def prepare() -> None:
         inject(path)
 
 
+def may_be_in_use() -> bool:
+    """Whether NVTX calls of this process may go to CUPTI, which must then stay as it is."""
+    from nanalyze.recorder import buffers
+
+    return buffers.native is None or bool(buffers.native.has_nvtx_begun()) or bool(os.environ.get(INJECTION))
+
+
 def withdraw() -> None:
     """Take back what `inject` set, for the sake of processes started from now on; markers are off by then."""
     global _followed

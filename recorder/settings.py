@@ -26,7 +26,7 @@ class Settings:
     launch_times: bool = True
     nvtx: bool = True
     copies: bool = True
-    detach: bool = True
+    detach: bool = False
     overhead_pct: float = 1.0
     pause_pct: float = 1.0
 

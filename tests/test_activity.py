@@ -454,3 +454,58 @@ def test_damaged_buffers_are_accounted_for_with_cupti_walking(case: tuple[int, b
     assert taken + decoder.lost_bytes <= len(content)
     if not decoder.sizes.get(99):
         assert taken + decoder.lost_bytes == len(content)
+
+
+# --- in C and in Python ------------------------------------------------------------------------
+
+in_c = pytest.mark.skipif(activity.native is None, reason="_callbacks.c is not compiled here")
+
+
+@in_c
+@fixtures
+def test_both_walks_find_the_same_in_captured_buffers(fixture: Fixture) -> None:
+    decoder = activity.Decoder(activity.record_sizes(fixture.version))
+    for buffer in fixture.buffers:
+        memory = array(buffer)
+        found = decoder._walk(memory)
+        assert found == decoder._walk_in_python(memory)
+        assert found[1] == len(buffer)
+
+
+@in_c
+@given(case=mutated())
+@settings(max_examples=300, deadline=None)
+def test_both_walks_find_the_same_in_damaged_buffers(case: tuple[int, bytes]) -> None:
+    version, content = case
+    decoder = activity.Decoder(activity.record_sizes(version))
+    memory = array(content)
+    assert decoder._walk(memory) == decoder._walk_in_python(memory)
+
+
+@in_c
+@given(content=st.binary(max_size=2000), version=st.sampled_from(VERSIONS))
+def test_both_walks_find_the_same_in_any_bytes(content: bytes, version: int) -> None:
+    decoder = activity.Decoder(activity.record_sizes(version))
+    memory = array(content)
+    assert decoder._walk(memory) == decoder._walk_in_python(memory)
+
+
+@in_c
+def test_many_short_runs_are_found_in_c(fake: FakeCupti) -> None:
+    version = 130001
+    decoder = activity.Decoder(activity.record_sizes(version))
+    pair = record(KERNEL, version, correlationId=1) + record(MEMSET, version, correlationId=2)
+    runs, end = decoder._walk(array(pair * 500))
+    assert end == len(pair) * 500
+    assert [(kind, count) for kind, _, count in runs] == [(KERNEL, 1), (MEMSET, 1)] * 500
+
+
+def test_records_of_several_buffers_are_joined_by_kind_and_layout() -> None:
+    def decoded(version: int, *correlations: int) -> activity.Decoded:
+        content = b"".join(record(KERNEL, version, correlationId=number) for number in correlations)
+        return activity.Decoder(activity.record_sizes(version)).decode(array(content))
+
+    parts = [decoded(130001, 1, 2), decoded(130001, 3), activity.Decoded({}), decoded(130202, 4)]
+    found = [(kind, records["correlation"].tolist()) for kind, records in activity.joined(parts)]
+    assert found == [(KERNEL, [1, 2, 3]), (KERNEL, [4])]
+    assert list(activity.joined([])) == []
