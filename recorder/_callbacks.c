@@ -131,7 +131,7 @@ typedef struct {
     uint64_t time_ns;
     uint64_t correlation;
 } Launch;
-static Launch *launches;
+static Launch launches[PLACES]; /* costs no memory before it is used */
 static _Atomic uint64_t launch_count;
 static uint64_t launches_read; /* under the GIL */
 
@@ -161,14 +161,10 @@ static pthread_mutex_t arming = PTHREAD_MUTEX_INITIALIZER;
 static void *nvtx_subscriber;
 static int nvtx_began;
 
-static int begin_launches(void) {
-    return launches || (launches = calloc(PLACES, sizeof *launches));
-}
-
 /* Under `arming`. */
 static void subscribe_for_nvtx(void) {
     enum { DRIVER_API = 1 };
-    if (!armed.count || nvtx_subscriber || !begin_launches()) return;
+    if (!armed.count || nvtx_subscriber) return;
     if (armed.subscribe(&nvtx_subscriber, on_launch, NULL) != 0) {
         nvtx_subscriber = NULL;
         return;
@@ -201,6 +197,7 @@ static PyObject *arm(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "too many callback ids");
         return NULL;
     }
+    Py_BEGIN_ALLOW_THREADS /* CUPTI's locks may be held by a callback in Python, which waits for the GIL */
     pthread_mutex_lock(&arming);
     *(void **)&armed.subscribe = (void *)(uintptr_t)subscribe;
     *(void **)&armed.enable = (void *)(uintptr_t)enable;
@@ -208,44 +205,52 @@ static PyObject *arm(PyObject *module, PyObject *args) {
     armed.count = (int)(bytes / 4);
     if (nvtx_began) subscribe_for_nvtx();
     pthread_mutex_unlock(&arming);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
 static PyObject *disarm(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
+    void *subscriber;
+    Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&arming);
-    void *subscriber = nvtx_subscriber;
+    subscriber = nvtx_subscriber;
     nvtx_subscriber = NULL;
     armed.count = 0;
     pthread_mutex_unlock(&arming);
+    Py_END_ALLOW_THREADS
     return PyLong_FromVoidPtr(subscriber);
 }
 
 static PyObject *is_subscribed(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
+    int subscribed;
+    Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&arming);
-    int subscribed = nvtx_subscriber != NULL;
+    subscribed = nvtx_subscriber != NULL;
     pthread_mutex_unlock(&arming);
+    Py_END_ALLOW_THREADS
     return PyBool_FromLong(subscribed);
 }
 
 static PyObject *has_nvtx_begun(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
+    int begun;
+    Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&arming);
-    int begun = nvtx_began;
+    begun = nvtx_began;
     pthread_mutex_unlock(&arming);
+    Py_END_ALLOW_THREADS
     return PyBool_FromLong(begun);
 }
 
 static PyObject *launch_callback(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    if (!begin_launches()) return PyErr_NoMemory();
     return PyLong_FromUnsignedLongLong((uintptr_t)on_launch);
 }
 
 static PyObject *take_launches(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    if (!begin_launches()) return PyErr_NoMemory();
     uint64_t end = atomic_load(&launch_count), lost = 0, *pairs;
     if (end - launches_read > PLACES) {
         lost = end - launches_read - PLACES;
