@@ -204,14 +204,15 @@ class Run:
         """Every process that recorded."""
         return self.sql("SELECT * FROM processes ORDER BY rank NULLS LAST, process")
 
-    def compare(self, a: str, b: str, *, skip: int = 0) -> Comparison:
+    def compare(self, a: str, b: str, *, skip: int = 0, within: str | None = None) -> Comparison:
         """How the ranges called `b` differ from those called `a`; ranges of one name are repetitions.
 
-        The first `skip` of each name and process are left out, as warm-up. Raises CompareError.
+        The first `skip` of each name and process are left out, as warm-up; with `within` all that do not lie
+        in a range of that name. Raises CompareError.
         """
         from nanalyze.analysis import compare
 
-        return compare.ranges(self, a, b, skip=skip)
+        return compare.ranges(self, a, b, skip=skip, within=within)
 
     def perturbation(self) -> pd.DataFrame:
         """Time of each kernel class without the profiler beside its time under exact counters."""

@@ -48,6 +48,9 @@ SHOWN_KERNELS = 20
     "--step", metavar="NAME", help="Range that is a repetition; by default the outermost that repeats in all runs."
 )
 @click.option(
+    "--within", metavar="NAME", help="Compare only repetitions inside a range of this name, as one size of a sweep."
+)
+@click.option(
     "--skip",
     type=click.IntRange(min=0),
     default=0,
@@ -94,6 +97,7 @@ def compare(
     side_b: tuple[Path, ...],
     ranges: str | None,
     step: str | None,
+    within: str | None,
     skip: int,
     keep_spikes: bool,
     gates: tuple[str, ...],
@@ -131,7 +135,7 @@ def compare(
         gate_module.parse(text)  # before minutes of reading
     _refuse_existing([f for f in (save_baseline, json_file, markdown, junit, plot) if f is not None], force)
     names = _names(ranges)
-    found_a, found_b = _samples(a, b, names, step, skip)
+    found_a, found_b = _samples(a, b, names, step, skip, within)
     if save_baseline is not None:
         baseline.save(save_baseline, found_a, force=force)
         click.echo(f"Baseline: {save_baseline} ({save_baseline.stat().st_size:,} bytes)", err=not b)
@@ -183,7 +187,12 @@ def _refuse_existing(files: Sequence[Path], force: bool) -> None:
 
 
 def _samples(
-    a: Sequence[Path], b: Sequence[Path], names: tuple[str, str] | None, step: str | None, skip: int
+    a: Sequence[Path],
+    b: Sequence[Path],
+    names: tuple[str, str] | None,
+    step: str | None,
+    skip: int,
+    within: str | None,
 ) -> tuple[list[Sample], list[Sample]]:
     from nanalyze.analysis import compare as comparisons
     from nanalyze.analysis.compare import sample
@@ -191,7 +200,7 @@ def _samples(
     with ExitStack() as stack:
         if names is not None:
             run = stack.enter_context(open_run(a[0]))
-            one, other = (sample.read(run, name, skip=skip, label=name) for name in names)
+            one, other = (sample.read(run, name, skip=skip, label=name, within=within) for name in names)
             return [one], [other]
         opened = {path: stack.enter_context(open_run(path)) for path in (*a, *b) if not path.is_file()}
         saved = {path: comparisons.load(path, step) for path in (*a, *b) if path.is_file()}
@@ -201,7 +210,7 @@ def _samples(
         for paths in (a, b):
             found: list[Sample] = []
             for path in paths:
-                found += saved[path] if path in saved else [sample.read(opened[path], step, skip=skip)]
+                found += saved[path] if path in saved else [sample.read(opened[path], step, skip=skip, within=within)]
             sides.append(found)
         return sides[0], sides[1]
 

@@ -14,6 +14,7 @@
 --   range_name  VARCHAR  NULL  Name of the range.
 --   skip        INTEGER  0     Repetitions of each process to leave out first, as warm-up.
 --   most        INTEGER  400   Most batches; without a name the number of pieces.
+--   within      VARCHAR  NULL  Only ranges that lie in a range of this name, which may be of another thread.
 --
 -- Columns:
 --   batch             BIGINT   -         Number of the batch, from 0, in order of time.
@@ -26,10 +27,18 @@
 --   gaps              BIGINT   gaps      How many such gaps.
 --   host_ns           BIGINT   ns        Host time in the ranges.
 --   offset_ns         DOUBLE   ns        Mean start of the class' first launch after the first of its repetition.
-WITH RECURSIVE inside (process, range_id, root_id, name, distance) AS (
-    SELECT process, range_id, range_id, name, 0
-    FROM ranges
-    WHERE name = CAST($range_name AS VARCHAR)
+WITH RECURSIVE enclosed AS (
+    SELECT DISTINCT r.process, r.range_id
+    FROM ranges AS r
+    JOIN ranges AS o
+        ON o.process = r.process AND o.start_ns <= r.start_ns AND COALESCE(r.end_ns, r.start_ns) <= o.end_ns
+    WHERE r.name = CAST($range_name AS VARCHAR) AND o.name = CAST($within AS VARCHAR)
+),
+inside (process, range_id, root_id, name, distance) AS (
+    SELECT r.process, r.range_id, r.range_id, r.name, 0
+    FROM ranges AS r
+    LEFT JOIN enclosed AS e ON e.process = r.process AND e.range_id = r.range_id
+    WHERE r.name = CAST($range_name AS VARCHAR) AND (CAST($within AS VARCHAR) IS NULL OR e.range_id IS NOT NULL)
     UNION ALL
     SELECT r.process, r.range_id, i.root_id, r.name, i.distance + 1
     FROM inside AS i

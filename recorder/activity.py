@@ -215,7 +215,9 @@ class Decoder:
             return self._walk_in_python(buffer)
         sizes = np.array(list(self.sizes.items()), dtype=np.uint32).tobytes()
         found, end = native.find_runs(buffer, sizes)
-        return list(map(tuple, np.frombuffer(found, dtype=np.int64).reshape(-1, 3).tolist())), end
+        return [
+            (kind, at, count) for kind, at, count in np.frombuffer(found, dtype=np.int64).reshape(-1, 3).tolist()
+        ], end
 
     def _walk_in_python(self, buffer: Bytes) -> tuple[list[tuple[int, int, int]], int]:
         words = buffer[: buffer.size // 8 * 8].data.cast("I")

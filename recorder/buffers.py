@@ -11,6 +11,7 @@ waits for the GIL, up to 5 ms a buffer.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 import time
 from collections import deque
@@ -32,10 +33,11 @@ FULL_BYTES = 128 << 20  # waiting to be decoded; beyond that CUPTI gets no buffe
 # and gives them back at the next flush only: 16 were too few (1,546 refusals in 80 s on an H200).
 LENT_BUFFERS = 256
 
+native: ModuleType | None
 try:
-    from nanalyze.recorder import _callbacks as native
+    native = importlib.import_module("nanalyze.recorder._callbacks")
 except ImportError:
-    native = None  # type: ignore[assignment]
+    native = None
 
 Full = list[tuple[Bytes, int]]  # memory, and how many bytes of it hold records
 

@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nanalyze.recorder import buffers, clocks, device
 from nanalyze.recorder import cupti as cu
-from nanalyze.recorder import device
 from nanalyze.rundir.errors import RecorderError
 
 OK, PROBLEM, NOTE = "ok", "problem", "note"
@@ -60,9 +60,11 @@ def diagnose(folder: Path, root: Path = Path("/")) -> list[Check]:
         "python": _python,
         "driver": lambda: _driver(root),
         "cupti": _cupti,
+        "callbacks in C": _callbacks,
         "counter permission": lambda: _permission(root),
         "other profilers": lambda: _holders(root),
         "nvml": _nvml,
+        "clock lock": _clock_locks,
         "packages": _packages,
         "disk": lambda: _disk(folder, root),
         "clock": lambda: _clock(root),
@@ -184,6 +186,15 @@ def _cupti() -> Iterator[Check]:
             yield Check(name, PROBLEM, f"CUPTI {chosen.version} has none", remedy)
 
 
+def _callbacks() -> Iterator[Check]:
+    """Whether CUPTI's callbacks are in C; in Python each full buffer costs the job a wait for the GIL."""
+    if buffers.native is not None:
+        yield Check("callbacks in C", OK, "yes")
+        return
+    remedy = "install a C compiler and Python's headers (apt-get install gcc python3-dev), then nanalyze anew"
+    yield Check("callbacks in C", NOTE, "no: the job waits up to 5 ms for the GIL at each full buffer", remedy)
+
+
 def _with_target(path: str) -> str:
     """The path, and the file behind it, whose name has the version."""
     target = os.path.basename(os.path.realpath(path))
@@ -196,6 +207,19 @@ def _nvml() -> Iterator[Check]:
         yield Check("nvml", PROBLEM, devices.missing, "see driver; clocks and power are missing from runs until then")
     else:
         yield Check("nvml", OK, f"GPU driver {devices.gpu_driver_version()}")
+
+
+def _clock_locks() -> Iterator[Check]:
+    """Clocks that a measurement holds, or that one which was killed may have left held; nothing where none is."""
+    for lock in clocks.locks():
+        if lock.is_stale:
+            found = (
+                f"clocks of {lock.uuid} may still be held ({lock.mode}): "
+                f"process {lock.pid} ended without giving them back"
+            )
+            yield Check("clock lock", PROBLEM, found, f"{clocks.give_back(lock.uuid)} && rm {lock.path}")
+        else:
+            yield Check("clock lock", NOTE, f"process {lock.pid} holds the clocks of {lock.uuid} ({lock.mode})")
 
 
 # --- permission --------------------------------------------------------------------------------

@@ -158,7 +158,8 @@ class PmSampler:
             numMetrics=len(self.metrics),
             maxSamples=IMAGE_SAMPLES,
         ).counterDataSize
-        return (c_uint8 * size)()
+        image: Image = (c_uint8 * size)()
+        return image
 
     def _empty_image(self) -> None:
         assert self._image is not None

@@ -49,6 +49,7 @@ class RangeLog:
         self.ids = itertools.count(1)
         self.nvtx: NvtxRanges | None = None
         self.on_first: Callable[[], object] | None = None  # called once, before the first range opens
+        self.before_each: Callable[[annotate, OpenRange | None], object] | None = None  # with the enclosing range
         self._open: dict[int, OpenRange] = {}
         self._closed: deque[tuple[OpenRange, int | None]] = deque()
 
@@ -59,6 +60,8 @@ class RangeLog:
         parent = _current.get()
         while parent is not None and self._open.get(parent.range_id) is not parent:
             parent = parent.parent  # of an earlier recording, or closed elsewhere
+        if self.before_each is not None:
+            self.before_each(annotation, parent)
         opened = OpenRange(self, annotation, next(self.ids), parent)
         self._open[opened.range_id] = opened
         return opened

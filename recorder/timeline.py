@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from nanalyze.recorder import activity
+from nanalyze.recorder import activity, nvtx
 from nanalyze.recorder import cupti as cu
-from nanalyze.recorder import nvtx
 from nanalyze.recorder.buffers import exchange_for
 from nanalyze.recorder.launch_times import LaunchClock
 from nanalyze.recorder.launches import ClassTable, class_columns, copy_columns, kernel_columns

@@ -59,6 +59,12 @@ def test_ranges_are_compared(folder: Path) -> None:
     assert "verdicts B: memory (DRAM) 100.0 %" in found
 
 
+def test_only_what_lies_within_a_range_is_compared(folder: Path) -> None:
+    result = run(folder / "both", "--ranges", "eager,fused", "--within", "size=3")
+    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert "no repetition of eager" in result.output
+
+
 def test_runs_are_compared(folder: Path) -> None:
     result = run(folder / "before", folder / "after")
     assert result.exit_code == 0, result.output

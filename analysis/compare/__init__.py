@@ -127,13 +127,21 @@ class Comparison:
 
 
 def ranges(
-    run: Run, a: str, b: str, *, skip: int = 0, gates: Sequence[str] = (), keep_spikes: bool = False
+    run: Run,
+    a: str,
+    b: str,
+    *,
+    skip: int = 0,
+    gates: Sequence[str] = (),
+    keep_spikes: bool = False,
+    within: str | None = None,
 ) -> Comparison:
     """Compare the ranges called `a` and `b` of one run; ranges of one name are repetitions.
 
-    The first `skip` of each name and process are left out. Raises CompareError.
+    The first `skip` of each name and process are left out, and with `within` all that do not lie in a range of
+    that name. Raises CompareError.
     """
-    found = [sample.read(run, name, skip=skip, label=name) for name in (a, b)]
+    found = [sample.read(run, name, skip=skip, label=name, within=within) for name in (a, b)]
     return samples(found[:1], found[1:], gates=gates, keep_spikes=keep_spikes, same_run=True)
 
 

@@ -150,12 +150,17 @@ def common_step(runs: Sequence[Run]) -> str | None:
     return ordered[0] if ordered else None
 
 
-def read(run: Run, range_name: str | None, *, skip: int = 0, label: str | None = None) -> Sample:
-    """The sample of one run. Raises CompareError where nothing undisturbed was timed."""
+def read(
+    run: Run, range_name: str | None, *, skip: int = 0, label: str | None = None, within: str | None = None
+) -> Sample:
+    """The sample of one run. Raises CompareError where nothing undisturbed was timed.
+
+    With `within`, of those ranges only that lie in a range of that name.
+    """
     most = PIECES if range_name is None else MOST_BATCHES
     table = run.arrow(
         _shipped("compare_repetitions"),
-        {"range_name": range_name, "skip": skip if range_name is not None else 0, "most": most},
+        {"range_name": range_name, "skip": skip if range_name is not None else 0, "most": most, "within": within},
     )
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     whole = [i for i, class_id in enumerate(columns["kernel_class_id"]) if class_id is None]

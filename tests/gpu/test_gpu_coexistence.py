@@ -14,7 +14,8 @@ from nanalyze import recorder
 from nanalyze.recorder import coexistence, cupti
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.gpu
+# PyTorch's profiler keeps the one subscription of CUPTI for as long as its process lives.
+pytestmark = [pytest.mark.gpu, pytest.mark.own_process]
 KERNEL = cupti.KIND_CONCURRENT_KERNEL
 
 

@@ -1,0 +1,611 @@
+"""`recorder.measure` on the fake GPU: what is called in which order, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from fake_cupti import value_of
+from fake_gpu import read_table
+from fake_measuring import MeasuringGpu
+
+import nanalyze.analysis as na
+from nanalyze import recorder
+from nanalyze.analysis import measured, measured_read
+from nanalyze.recorder import measuring
+from nanalyze.rundir.errors import RecorderError, RunError
+
+METRIC = "unit__a.sum"
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No launcher's variables, locks in a folder of the test's, no recording left behind."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NANALYZE_LOCK_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield
+    recorder.stop()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("nanalyze")]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[MeasuringGpu]:
+    gpu = MeasuringGpu()
+    gpu.install(monkeypatch)
+    yield gpu
+    gpu.close()
+
+
+def value(table: pd.DataFrame, metric: str, variant: str, **parameters: Any) -> Any:
+    rows = table[(table["metric"] == metric) & (table["variant"] == variant)]
+    for name, wanted in parameters.items():
+        rows = rows[rows[name] == wanted]
+    assert len(rows) == 1, rows
+    return rows.iloc[0]["value"]
+
+
+# --- times -------------------------------------------------------------------------------------
+
+
+def test_annotations_inside_are_the_variants(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    @recorder.measure(configurations={"n": [1, 2]}, repetitions=4, counters=None, run_dir=tmp_path / "run")
+    def norm(n: int) -> int:
+        gpu.run("make_input", 5)
+        with recorder.annotate("eager"):
+            gpu.run("a", 1000 * n)
+            gpu.run("b", 100)
+        with recorder.annotate("fused"), recorder.annotate("deeper"):
+            gpu.run("ab", 700 * n)
+        return 10 * n
+
+    result = norm()
+    assert result.run_dir == tmp_path / "run"
+    assert result.variants == ["eager", "fused"]
+    table = result.to_pandas()
+    assert value(table, "total_ns", "eager", n=1) == 1100
+    assert value(table, "total_ns", "eager", n=2) == 2100
+    assert value(table, "total_ns", "fused", n=2) == 1400
+    assert value(table, "launches", "eager", n=1) == 2
+    assert set(table["repetitions"]) == {4}
+    assert set(table["method"]) == {"timeline"}
+    assert result.values == {("n=1", "norm"): 10, ("n=2", "norm"): 20}
+    assert norm.function(7) == 70  # the original is there, and measures nothing
+
+
+def test_a_function_without_annotations_is_its_own_variant(gpu: MeasuringGpu) -> None:
+    def work(n: int) -> None:
+        gpu.run("k", 10 * n)
+
+    result = recorder.measure(work, [3, 5], repetitions=2, counters=None)
+    table = result.to_pandas()
+    assert (value(table, "total_ns", "work", n=3), value(table, "total_ns", "work", n=5)) == (30, 50)
+    assert result.run_dir.name.startswith("measure-work-")
+
+
+def test_an_annotation_may_have_the_functions_name(gpu: MeasuringGpu) -> None:
+    @recorder.measure(repetitions=2, counters=None)
+    def f() -> None:
+        gpu.run("input", 900)
+        with recorder.annotate("f"):
+            gpu.run("k", 100)
+
+    assert value(f().to_pandas(), "total_ns", "f") == 100
+
+
+def test_several_functions_get_what_setup_made(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def setup(n: int, scale: int = 1) -> tuple[int, int]:
+        made.append(n)
+        gpu.run("setup", 1_000_000)
+        return n, scale
+
+    def slow(x: int, scale: int) -> int:
+        gpu.run("slow", 200 * x * scale)
+        return x
+
+    def fast(x: int, scale: int) -> int:
+        gpu.run("fast", 100 * x * scale)
+        return -x
+
+    result = recorder.measure(
+        [slow, fast], {"n": [2], "scale": [1, 3]}, setup=setup, repetitions=3, counters=None, run_dir=tmp_path / "run"
+    )
+    table = result.to_pandas()
+    assert value(table, "total_ns", "slow", scale=3) == 1200
+    assert value(table, "total_ns", "fast", scale=1) == 200
+    assert made == [2, 2]  # once a configuration
+    assert result.values["n=2, scale=1", "fast"] == -2
+
+
+def test_the_order_is_random_and_repeatable(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    orders = []
+    for number, seed in enumerate((1, 1, 2)):
+        gpu.log.clear()
+        functions = {name: (lambda name=name: gpu.run(name)) for name in "abcd"}
+        recorder.measure(functions, repetitions=6, warmup=0, counters=None, seed=seed, run_dir=tmp_path / str(number))
+        orders.append(list(gpu.log))
+    assert orders[0] == orders[1] != orders[2]
+    repetitions = [orders[0][i : i + 4] for i in range(0, 24, 4)]
+    assert all(sorted(each) == list("abcd") for each in repetitions)
+    assert len({tuple(each) for each in repetitions}) > 2
+    about = json.loads(read_table(tmp_path / "2", "ranges")[0]["attributes"])["measure"]
+    assert (about["seed"], about["repetitions"], about["cache"], about["clocks"]) == (2, 6, "none", "none")
+
+
+def test_warm_up_is_in_no_range(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    recorder.measure({"f": lambda: gpu.run("k")}, repetitions=2, warmup=5, counters=None, run_dir=tmp_path / "run")
+    assert gpu.log == ["k"] * 7
+    assert [row["name"] for row in read_table(tmp_path / "run", "ranges")].count("f") == 2
+    with na.open(tmp_path / "run") as run:
+        found = run.sql("SELECT count(*) AS n, count(range_id) AS inside FROM kernels")
+    assert (found["n"][0], found["inside"][0]) == (7, 2)
+
+
+def test_configurations_are_ranges_with_attributes(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    def f(n: int, kind: str) -> None:
+        gpu.run("k")
+
+    recorder.measure(f, [(8, "x")], repetitions=1, counters=None, run_dir=tmp_path / "run", collect={"half": _half})
+    with na.open(tmp_path / "run") as run:
+        names = run.sql("SELECT name, attributes, depth FROM ranges ORDER BY range_id")
+    assert names["name"].tolist() == ["measure f", "n=8, kind=x", "f"]
+    attributes = json.loads(names["attributes"][1])
+    assert (attributes["n"], attributes["kind"], attributes["measure"]["collected"]) == (8, "x", {"half": 4.0})
+    assert names["depth"].tolist() == [0, 0, 1]
+
+
+def _half(n: int, kind: str) -> float:
+    return n / 2
+
+
+def test_parameters_may_be_called_what_annotate_takes(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    def f(name: str, flops: int, bytes: int) -> None:
+        gpu.run("k", flops)
+
+    table = recorder.measure(f, [("x", 7, 9)], repetitions=1, counters=None, run_dir=tmp_path / "run").to_pandas()
+    assert value(table, "total_ns", "f", name="x", flops=7, bytes=9) == 7
+    block = read_table(tmp_path / "run", "ranges")[-1]
+    assert (block["name"], block["flops"]) == ("name=x, flops=7, bytes=9", None)
+
+
+def test_what_was_collected_is_a_column(gpu: MeasuringGpu) -> None:
+    result = recorder.measure(
+        lambda n: gpu.run("k"), [4, 6], repetitions=1, counters=None, collect={"half": lambda n: n / 2}
+    )
+    assert result.to_wide()["half"].tolist() == [2, 3]
+
+
+def test_gaps_and_spans(gpu: MeasuringGpu) -> None:
+    def f() -> None:
+        gpu.run("a", 1000)
+        time.sleep(0.002)
+        gpu.run("b", 500)
+
+    table = recorder.measure(f, [()], repetitions=3, counters=[METRIC]).to_pandas()
+    step, gap = value(table, "step_ns", "f"), value(table, "gap_ns", "f")
+    assert gap > 2_000_000
+    assert step == gap + 1500
+    assert value(table, "host_ns", "f") > 2_000_000
+
+
+def test_kernels_side_by_side_leave_no_gap(gpu: MeasuringGpu) -> None:
+    def f() -> None:
+        at = time.time_ns()
+        for start, end in ((0, 1000), (100, 200), (1500, 1600)):
+            gpu.launch("k", start=at + start, end=at + end)
+
+    table = recorder.measure(f, [()], repetitions=2, counters=None).to_pandas()
+    found = [value(table, metric, "f") for metric in ("total_ns", "step_ns", "gap_ns", "launches")]
+    assert found == [1200, 1600, 500, 3]
+
+
+def test_a_repetition_with_a_launch_of_unknown_time_is_left_out(gpu: MeasuringGpu) -> None:
+    ends = iter([{}, {"start": 0, "end": 0}, {}])
+
+    def f() -> None:
+        gpu.run("a", 100)
+        gpu.launch("b", duration_ns=50, **next(ends))
+
+    table = recorder.measure({"f": f}, repetitions=3, warmup=0, counters=None).to_pandas()
+    assert value(table, "total_ns", "f") == 150
+    assert set(table["repetitions"]) == {2}
+
+
+def test_nothing_is_switched_off_in_between(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    recorder.measure({"f": lambda: gpu.run("k")}, repetitions=1, counters=None, run_dir=tmp_path / "run")
+    settings = json.loads(read_table(tmp_path / "run", "processes")[0]["settings"])
+    assert (settings["pause_pct"], settings["exact"], settings["samples"]) == (0, None, None)
+
+
+def test_ignored_kernels_count_for_nothing(gpu: MeasuringGpu) -> None:
+    def f() -> None:
+        gpu.run("noise_fill", 900)
+        gpu.run("real", 100)
+
+    table = recorder.measure(f, [()], repetitions=2, counters=None, ignore="fill").to_pandas()
+    assert (value(table, "total_ns", "f"), value(table, "launches", "f")) == (100, 1)
+
+
+def test_repetitions_until_the_interval_is_narrow(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    durations = iter([1000, 2000, 1000, 1900] + [1500, 1510] * 500)
+
+    def f() -> None:
+        gpu.run("k", next(durations))
+
+    narrow = recorder.measure(
+        {"f": f}, repetitions=4, until_pct=20, warmup=0, counters=None, run_dir=tmp_path / "narrow"
+    ).to_pandas()
+    row = narrow[narrow["metric"] == "total_ns"].iloc[0]
+    assert row["repetitions"] in (8, 16, 32)
+    assert (row["high"] - row["low"]) / 2 <= 0.2 * row["value"]
+    durations = iter([1000, 2000] * 2000)
+    stopped = recorder.measure(
+        {"f": f}, repetitions=4, until_pct=1e-3, limit_s=0.2, warmup=0, counters=None, run_dir=tmp_path / "stopped"
+    ).to_pandas()
+    assert stopped["repetitions"].iloc[0] < 500
+
+
+def test_a_time_limit_ends_a_configuration(gpu: MeasuringGpu) -> None:
+    def f() -> None:
+        gpu.run("k")
+        time.sleep(0.05)
+
+    table = recorder.measure({"f": f}, repetitions=1000, limit_s=0.3, warmup=0, counters=None).to_pandas()
+    assert 2 <= table["repetitions"].iloc[0] <= 7
+
+
+# --- failures ----------------------------------------------------------------------------------
+
+
+def test_a_failing_configuration_is_recorded_and_the_rest_goes_on(
+    gpu: MeasuringGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def f(n: int) -> None:
+        if n == 2:
+            raise MemoryError("CUDA out of memory: 40 GiB")
+        gpu.run("k", n)
+
+    result = recorder.measure(f, [1, 2, 3], repetitions=2, counters=[METRIC], run_dir=tmp_path / "run")
+    table = result.to_pandas()
+    assert result.failures == {("n=2", "f"): "MemoryError: CUDA out of memory: 40 GiB"}
+    assert value(table, "total_ns", "f", n=3) == 3
+    (failed,) = table[table["n"] == 2].to_dict("records")
+    assert pd.isna(failed["metric"])
+    assert failed["error"] == "MemoryError: CUDA out of memory: 40 GiB"
+    assert "n=2, f: failed: MemoryError" in capsys.readouterr().err
+    assert measured.load(tmp_path / "run").failures == result.failures  # from the run directory alone
+
+
+def test_a_failing_variant_leaves_the_others(gpu: MeasuringGpu) -> None:
+    calls = []
+
+    def bad() -> None:
+        calls.append(1)
+        raise ValueError("no\nmore")
+
+    result = recorder.measure({"bad": bad, "good": lambda: gpu.run("k", 9)}, repetitions=3, counters=None, warmup=0)
+    assert result.failures == {("measure", "bad"): "ValueError: no"}
+    assert value(result.to_pandas(), "total_ns", "good") == 9
+    assert len(calls) == 1  # not tried again
+
+
+def test_what_a_failure_held_is_let_go(gpu: MeasuringGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import weakref
+    from types import SimpleNamespace
+
+    emptied: list[list[Any]] = []
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_initialized=lambda: True,
+            empty_cache=lambda: emptied.append([reference() for reference in kept]),
+            current_stream=lambda: SimpleNamespace(cuda_stream=0),
+        )
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    class Tensor:
+        pass
+
+    kept: list[weakref.ref[Tensor]] = []
+
+    def f() -> None:
+        local = Tensor()
+        kept.append(weakref.ref(local))
+        try:
+            inner()
+        except MemoryError as error:
+            raise ValueError("out of memory") from error
+
+    def inner() -> None:
+        local = Tensor()
+        kept.append(weakref.ref(local))
+        raise MemoryError("out of memory")
+
+    recorder.measure({"f": f, "g": lambda: gpu.run("k")}, repetitions=1, counters=None)
+    assert emptied[0] == [None, None]  # before PyTorch is asked to give its cache back
+
+
+def test_an_error_that_shows_at_synchronisation_is_the_variants(gpu: MeasuringGpu) -> None:
+    def crash() -> None:
+        gpu.run("crash")
+        gpu.bindings.codes["cuCtxSynchronize"] = 700
+
+    result = recorder.measure({"crash": crash}, repetitions=2, counters=None, warmup=0)
+    assert result.failures == {("measure", "crash"): "RecorderError: the CUDA driver answered CUDA_ERROR_700"}
+    gpu.bindings.codes.clear()
+
+
+def test_ctrl_c_ends_everything_and_writes(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    calls = []
+
+    def f() -> None:
+        calls.append(1)
+        gpu.run("k")
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recorder.measure({"f": f}, repetitions=9, warmup=0, run_dir=tmp_path / "run")
+    assert len(calls) == 3
+    assert len(read_table(tmp_path / "run", "kernels")) == 3
+    (row,) = measured.load(tmp_path / "run").to_pandas().query("metric == 'launches'").to_dict("records")
+    assert row["repetitions"] == 3
+
+
+def test_calls_without_a_kernel_say_so(gpu: MeasuringGpu) -> None:
+    result = recorder.measure({"idle": lambda: None}, repetitions=2, counters=None)
+    assert result.failures == {("measure", "idle"): "none of its calls has a kernel with a known time"}
+
+
+# --- counters ----------------------------------------------------------------------------------
+
+
+def test_counters_come_from_separate_recordings(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    @recorder.measure(repetitions=3, counters=["unit__a.sum", "unit__b.avg"], counter_repetitions=2, warmup=1)
+    def f(n: int) -> None:
+        gpu.run("input", 77)
+        with recorder.annotate("v"):
+            gpu.run("k", 300 * n)
+            gpu.run("l", 100 * n)
+
+    result = f(2)
+    table = result.to_pandas()
+    assert value(table, "total_ns", "v") == 800
+    both = [value_of("unit__a.sum", [name]) for name in (b"k", b"l")]
+    assert value(table, "unit__a.sum", "v") == sum(both)
+    k, m = (value_of("unit__b.avg", [name]) for name in (b"k", b"l"))
+    assert value(table, "unit__b.avg", "v") == pytest.approx((300 * k + 100 * m) / 400)
+    methods = table.set_index("metric")["method"]
+    assert (methods["total_ns"], methods["unit__a.sum"]) == ("timeline", "exact")
+    counts = table.set_index("metric")["repetitions"]
+    assert (counts["total_ns"], counts["unit__a.sum"]) == (3, 2)
+    with na.open(result.run_dir) as run:
+        assert len(run.processes()) == 2
+        assert len(run.damage()) == 0
+        # Nothing but the variant's launches was measured, and no time was taken while it was.
+        classes = run.sql(
+            "SELECT DISTINCT c.name FROM exact AS e JOIN kernel_classes AS c USING (kernel_class_id) ORDER BY 1"
+        )
+        assert classes["name"].tolist() == ["k", "l"]
+
+
+def test_counters_have_the_names_and_units_of_this_project(gpu: MeasuringGpu) -> None:
+    gpu.cupti.values = {"dram__bytes_read.sum": 4096.0, "lts__t_sector_hit_rate.pct": 75.0}
+    table = recorder.measure(
+        {"f": lambda: gpu.run("k")}, repetitions=1, counters=["dram_read_bytes", "l2_hit_pct"]
+    ).to_pandas()
+    assert (value(table, "dram_read_bytes", "f"), value(table, "l2_hit_pct", "f")) == (4096, 75)
+    units = table.set_index("metric")["unit"]
+    assert (units["dram_read_bytes"], units["l2_hit_pct"]) == ("bytes", "%")
+
+
+def test_configurations_of_one_kernel_class_have_counters_of_their_own(gpu: MeasuringGpu) -> None:
+    gpu.cupti.values = {METRIC: 1.0}
+
+    def f(n: int) -> None:
+        gpu.cupti.values[METRIC] = 100.0 * n
+        gpu.run("same", 50)
+
+    table = recorder.measure(f, [1, 2], repetitions=1, counters=[METRIC]).to_pandas()
+    assert (value(table, METRIC, "f", n=1), value(table, METRIC, "f", n=2)) == (100, 200)
+
+
+def test_a_partly_measured_repetition_has_no_counters(gpu: MeasuringGpu) -> None:
+    def f() -> None:
+        gpu.run("plain", 50)
+        gpu.run("ncclAllReduce", 50)  # never replayed
+
+    table = recorder.measure(f, [()], repetitions=1, counters=[METRIC]).to_pandas()
+    assert METRIC not in set(table["metric"])
+    assert value(table, "total_ns", "f") == 100
+
+
+def test_without_counters_times_stay(gpu: MeasuringGpu, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu.cupti.fail("cuptiRangeProfilerEnable", 35)
+    table = recorder.measure({"f": lambda: gpu.run("k", 40)}, repetitions=2, counters=[METRIC]).to_pandas()
+    assert value(table, "total_ns", "f") == 40
+    assert capsys.readouterr().err.count("INSUFFICIENT_PRIVILEGES") == 1
+
+
+# --- derived, normalised, compared -------------------------------------------------------------
+
+
+def test_derived_metrics_have_units_and_intervals(gpu: MeasuringGpu) -> None:
+    durations = iter([100, 200, 100, 200, 100, 200, 100, 200] * 3)
+
+    def f(n: int) -> None:
+        gpu.run("k", next(durations))
+
+    result = recorder.measure(
+        f, [5], repetitions=8, warmup=0, counters=None,
+        derive={"rate": (lambda m, n: n * 1000 / m["total_ns"], "GB/s"), "missing": lambda m, n: m["nothing"]},
+    )  # fmt: skip
+    (row,) = result.to_pandas().query("metric == 'rate'").to_dict("records")
+    assert (row["unit"], row["method"]) == ("GB/s", "derived")
+    assert row["value"] == pytest.approx((50 + 25) / 2)
+    assert row["low"] < row["value"] < row["high"]
+    assert "missing" not in result.metrics
+
+
+def test_normalised_to_a_variant(gpu: MeasuringGpu) -> None:
+    result = recorder.measure(
+        {"a": lambda: gpu.run("k", 400), "b": lambda: gpu.run("l", 100)}, repetitions=3, counters=None
+    )
+    table = result.to_pandas(normalize="a").query("metric == 'total_ns'").set_index("variant")
+    assert (table["ratio"]["a"], table["ratio"]["b"]) == (1, 0.25)
+    with pytest.raises(RunError, match=r"normalize='c': no such variant. There are a, b."):
+        result.to_pandas(normalize="c")
+
+
+def test_compare_takes_one_configuration(gpu: MeasuringGpu) -> None:
+    @recorder.measure(configurations={"n": [1, 4]}, repetitions=12, counters=None)
+    def f(n: int) -> None:
+        with recorder.annotate("a"):
+            gpu.run("a", 1000 * n)
+        with recorder.annotate("b"):
+            gpu.run("b", 500 if n == 1 else 1000)
+
+    result = f()
+    for n, ratio in ((1, 2), (4, 4)):
+        found = result.compare("a", "b", n=n)
+        assert found.repetitions == (12, 12)
+        assert found.totals["total_ns"].a / found.totals["total_ns"].b == ratio
+    with pytest.raises(RunError, match=r"no parameters: name one configuration \(2 match\). There are: n=1, n=4."):
+        result.compare("a", "b")
+
+
+def test_plots(gpu: MeasuringGpu) -> None:
+    from matplotlib.figure import Figure
+
+    functions = {"a": lambda n: gpu.run("a", 1000 * n), "b": lambda n: gpu.run("b", 500 * n)}
+    result = recorder.measure(functions, {"n": [1, 2, 4]}, repetitions=2, counters=None)
+    axes = Figure().add_subplot()
+    assert result.plot(axes=axes) is axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert lines == {"a": [[1, 1], [2, 2], [4, 4]], "b": [[1, 0.5], [2, 1], [4, 2]]}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("n", "total (µs)")
+    panel = result.plot(where={"n": 4})
+    assert [bar.get_height() for bar in panel.patches] == [4, 2]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["n=4"]
+    one = recorder.measure(functions, [3], repetitions=2, counters=None).plot("launches")
+    assert [bar.get_height() for bar in one.patches] == [1, 1]
+    with pytest.raises(RunError, match=r"x='m': no such parameter. There are n."):
+        result.plot(x="m")
+    with pytest.raises(RunError, match=r"dram_bytes: was not measured. There are total_ns"):
+        result.plot("dram_bytes")
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repeats": 3}, "unknown option 'repeats': measure takes run_dir"),
+        ({"repetitions": 0}, "repetitions=0: must be a whole number of at least 1"),
+        ({"until_pct": -1}, "until_pct=-1: must be a number above 0, or None"),
+        ({"cache": "hot"}, "cache='hot': must be one of none, cold, warm"),
+        ({"clocks": "turbo"}, "clocks='turbo': must be 'none', 'base', 'boost' or a number of MHz"),
+        ({"clocks": True}, "clocks=True: must be"),
+        ({"counters": "some"}, "counters='some': give 'full', 'verdict', a list of counters or None"),
+        ({"ignore": "("}, "ignore='(': not a regular expression"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecorderError) as caught:
+        recorder.measure(lambda: pytest.fail("it ran"), [()], **options)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("configurations", "message"),
+    [
+        ([], "configurations: there is none"),
+        (3, "configurations=3: give a list of them"),
+        ([(1, 2)], "configuration (1, 2): 2 values for 1 named parameters (n)"),
+        ([{"measure": 1}], "configuration {'measure': 1}: a parameter cannot be called 'measure'"),
+    ],
+)
+def test_wrong_configurations_are_refused(configurations: Any, message: str) -> None:
+    with pytest.raises(RecorderError) as caught:
+        recorder.measure(lambda n: pytest.fail("it ran"), configurations)
+    assert str(caught.value).startswith(message)
+
+
+def test_labels_are_unique() -> None:
+    class Odd:
+        def __str__(self) -> str:
+            return "odd"
+
+    found = measuring.sweep.configurations([Odd(), Odd(), 3, max], ["x"])
+    assert [each.label for each in found] == ["x=odd #0", "x=odd #1", "x=3", "x=max"]
+    assert [each.attributes for each in found] == [{"x": "odd"}, {"x": "odd"}, {"x": 3}, {"x": "max"}]
+
+
+def test_it_is_not_measured_under_another_recording(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    with recorder.record(tmp_path / "run"), pytest.raises(RecorderError, match="already recording"):
+        recorder.measure({"f": lambda: None}, counters=None)
+
+
+def test_it_is_not_measured_under_nanalyze_record(
+    gpu: MeasuringGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recorder.record(tmp_path / "run"):
+        monkeypatch.setattr(recorder, "_is_whole_process", True)
+        with pytest.raises(RecorderError, match="run the script without `nanalyze record`"):
+            recorder.measure({"f": lambda: None}, counters=None)
+        monkeypatch.setattr(recorder, "_is_whole_process", False)
+
+
+def test_two_measurements_in_one_run_are_kept_apart(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"repetitions": 2, "counters": None, "run_dir": tmp_path / "run"}
+    first = recorder.measure({"f": lambda: gpu.run("k", 10)}, **options)
+    second = recorder.measure({"f": lambda: gpu.run("k", 30)}, append=True, **options)
+    assert [each.to_wide()["total_ns"].tolist() for each in (first, second)] == [[10], [30]]
+    assert measured.load(tmp_path / "run").to_wide()["total_ns"].tolist() == [30]
+    with pytest.raises(RecorderError, match="already holds a run"):
+        recorder.measure({"f": lambda: gpu.run("k", 10)}, **options)
+
+
+def test_the_pages_query_runs(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    recorder.measure({"f": lambda n: gpu.run("k")}, [8], repetitions=3, counters=None, run_dir=tmp_path / "run")
+    page = (Path(__file__).parents[1] / "docs/measure.md").read_text(encoding="utf-8")
+    query = page[page.index("    SELECT r.name") :].split("\n\n")[0]
+    with na.open(tmp_path / "run") as run:
+        assert run.sql(query).values.tolist() == [["f", "8", 3]]
+
+
+def test_the_page_names_every_option_and_column(gpu: MeasuringGpu) -> None:
+    page = (Path(__file__).parents[1] / "docs/measure.md").read_text(encoding="utf-8")
+    result = recorder.measure({"f": lambda: gpu.run("k")}, repetitions=2, counters=None)
+    columns = [*result.to_pandas(normalize="f").columns, *measured_read.TIMES]
+    assert [name for name in columns if f"`{name}`" not in page] == []
+    assert [name for name in measuring.Plan.__dataclass_fields__ if name not in page] == []
+    documented = recorder.measure.__doc__ or ""
+    assert [
+        name for name in measuring.Plan.__dataclass_fields__ if f"`{name}`" not in documented.replace("(", "`")
+    ] == []
+
+
+def test_a_run_without_measurements_says_so(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    with recorder.record(tmp_path / "run"), recorder.annotate("x"):
+        gpu.run("k")
+    with pytest.raises(RunError, match="holds no such measurement"):
+        measured.load(tmp_path / "run")
+
+
+def test_a_bar_is_drawn_and_removed(gpu: MeasuringGpu, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder.measure({"f": lambda: gpu.run("k")}, repetitions=3, counters=None, progress=True)
+    shown = capsys.readouterr().err
+    assert "times [########----------------] 1/3 measure" in shown
+    assert shown.endswith("\r")
