@@ -45,7 +45,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m nanalyze.commands.document
 
 clean:
-	rm -rf $(VENV) build dist report *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist report *.egg-info recorder/*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than pyproject.toml and the C source once the install went through; nothing is installed twice.

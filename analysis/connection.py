@@ -14,6 +14,7 @@ import duckdb
 from nanalyze import queries
 from nanalyze.analysis import attribution, catalog, overhead, settings, sqltext
 from nanalyze.rundir.communication import COMMUNICATION_PATTERNS
+from nanalyze.rundir.errors import RunError
 from nanalyze.rundir.schema import TABLES, Table
 
 TYPES = {"int32": "INTEGER", "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN"}
@@ -30,11 +31,14 @@ def connect(
     """A connection with raw tables in schema `raw`, views in `main` and a locked configuration.
 
     `info` is the content of run.json, `overrides` settings by name. Raises QueryError for an
-    unknown setting.
+    unknown setting, RunError for a shard that DuckDB refuses, though its hash and footer are right.
     """
     connection = _open(found, allow_external)
     try:
-        _create_views(connection, root, info, found, overrides)
+        try:
+            _create_views(connection, root, info, found, overrides)
+        except duckdb.Error as error:
+            raise _refused(connection, found) or error from error
         connection.execute("SET lock_configuration = true")
     except BaseException:
         connection.close()
@@ -101,6 +105,17 @@ def _create_views(
         connection.execute(f"CREATE VIEW raw.{sqltext.name(view)} AS {source}")
     for view in queries.VIEWS:
         connection.execute(f"CREATE VIEW main.{sqltext.name(view)} AS {queries.view(view).sql}")
+
+
+def _refused(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> RunError | None:
+    """The error for the first shard that DuckDB does not read; None if it reads them all."""
+    for path in (path for table in TABLES for path in found.paths(table)):
+        try:
+            connection.execute(f"DESCRIBE FROM read_parquet({sqltext.literal(_pattern(path))})")
+        except duckdb.Error as error:
+            reason = str(error).split("\n", 1)[0].strip().rstrip(".")
+            return RunError(f"{path}: DuckDB cannot read it ({reason}). It was written wrong; remove it.")
+    return None
 
 
 def _constant_sources(

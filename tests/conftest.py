@@ -1,15 +1,26 @@
 """Fixtures and rules for every test.
 
-Tests marked `gpu` run where the driver finds a device and are skipped elsewhere.
+Tests marked `gpu` run where the driver finds a device and are skipped elsewhere. Tests marked
+`own_process` run in a `pytest` of their own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from functools import cache
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+
+IS_OWN_PROCESS = "PYTEST_OWN_PROCESS"  # set where a test marked own_process has got its process
 
 
 @cache
@@ -26,9 +37,66 @@ def gpu_count() -> int:
     return count.value
 
 
+def pytest_configure() -> None:
+    """Let Ctrl-C end what tests start: a shell makes its background jobs ignore it, and their children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if IS_OWN_PROCESS not in os.environ:
+        items[:] = [OwnProcess.of(item) if item.get_closest_marker("own_process") else item for item in items]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or gpu_count():
         return
     for item in marked:
         item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU with its driver"))
+
+
+class OwnProcess(pytest.Item):
+    """Stands for a test that a `pytest` of its own runs; it needs no fixtures here, so none are made."""
+
+    original: pytest.Item
+
+    @classmethod
+    def of(cls, item: pytest.Item) -> OwnProcess:
+        stand_in: OwnProcess = cls.from_parent(item.parent, name=item.name)
+        stand_in.original = item
+        for mark in item.own_markers:
+            stand_in.add_marker(getattr(pytest.mark, mark.name)(*mark.args, **mark.kwargs))
+        return stand_in
+
+    def runtest(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            results = Path(folder) / "results.xml"
+            # -P: -m would put this folder on the path, where an installed package shall be tested.
+            command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={results}"]
+            done = subprocess.run(
+                [*command, self.nodeid],
+                cwd=self.config.rootpath,
+                env={**os.environ, IS_OWN_PROCESS: "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+                timeout=600,
+            )
+            cases = list(ElementTree.parse(results).iter("testcase")) if results.exists() else []
+        if done.returncode or len(cases) != 1:
+            raise OwnProcessFailed(f"exit code {done.returncode}\n{done.stdout}")
+        skipped = cases[0].find("skipped")
+        if skipped is not None and skipped.get("type") == "pytest.skip":
+            pytest.skip(skipped.get("message", ""))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, OwnProcessFailed):
+            return f"in a process of its own: {excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[os.PathLike[str] | str, int | None, str]:
+        return self.original.reportinfo()
+
+
+class OwnProcessFailed(Exception):
+    """A test failed in its own process; the message is what pytest printed there."""

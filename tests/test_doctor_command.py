@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from fake_gpu import CUPTI_PATH, FakeGpu
 
 from nanalyze import commands
+from nanalyze.recorder import buffers, diagnose
 from nanalyze.recorder import cupti as cu
-from nanalyze.recorder import diagnose
 from nanalyze.recorder.diagnose import NOTE, OK, PROBLEM, Check
 from nanalyze.rundir.errors import RecorderError
 
@@ -65,6 +65,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
 
     fake = FakeGpu()
     fake.install(monkeypatch)
+    monkeypatch.setattr(buffers, "native", object())
     functions = {
         "cuDriverGetVersion": answer(13000),
         "cuInit": lambda flags: 0,
@@ -102,8 +103,8 @@ def test_a_machine_that_can_record(gpu: FakeGpu, root: Path, tmp_path: Path) -> 
     assert found["disk"].found.endswith("GB free, ext4")
     assert found["clock"].found.startswith("tsc, ")
     assert [*found] == [
-        *("python", "driver", "devices", "cupti", "exact counters", "sampled counters", "counter permission"),
-        *("other profilers", "nvml", "packages", "disk", "clock"),
+        *("python", "driver", "devices", "cupti", "exact counters", "sampled counters", "callbacks in C"),
+        *("counter permission", "other profilers", "nvml", "packages", "disk", "clock"),
     ]
 
 
@@ -330,3 +331,19 @@ def test_looking_inside_a_recorded_job_starts_no_recording(tmp_path: Path, monke
     )
     assert done.returncode in (0, 1)
     assert not (tmp_path / "run").exists()
+
+
+# --- callbacks in C ------------------------------------------------------------------------------
+
+
+def test_without_callbacks_in_c_it_says_what_that_costs_and_how_to_get_them(
+    gpu: FakeGpu, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checks(tmp_path, root)["callbacks in C"] == Check("callbacks in C", OK, "yes")
+    monkeypatch.setattr(buffers, "native", None)
+    missing = checks(tmp_path, root)["callbacks in C"]
+    # A note: recording works without them.
+    assert (missing.status, missing.found) == (NOTE, "no: the job waits up to 5 ms for the GIL at each full buffer")
+    assert missing.remedy == (
+        "install a C compiler and Python's headers (apt-get install gcc python3-dev), then nanalyze anew"
+    )

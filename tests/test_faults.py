@@ -381,7 +381,7 @@ def test_a_shard_that_was_changed_is_left_out_whatever_the_change(
     assert (followed.total_ns, followed.unreadable) == ((3500, 0) if is_whole else (1750, 1))
 
 
-@fuzz
+@settings(fuzz, max_examples=20)
 @given(damage=damage)
 def test_a_shard_written_wrong_but_hashed_right_is_an_error_or_rows(
     sound: Path, damage: tuple[list[tuple[int, int]], int]

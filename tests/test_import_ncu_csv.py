@@ -537,7 +537,7 @@ def test_mutated_files_are_read_or_refused(tmp_path_factory: pytest.TempPathFact
     assert all(value is None or value == value for value in exact.values())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(text=st.lists(st.text(alphabet='",;\t0123456789.=ID abcé\n', max_size=60), max_size=20))
 def test_any_output_around_the_table_changes_nothing(tmp_path_factory: pytest.TempPathFactory, text: list[str]) -> None:
     load = Import(tmp_path_factory.mktemp("noise"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def shell(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     shell.run_line_magic("load_ext", "nanalyze.recorder")
     yield shell
     shell.atexit_operations()
+    atexit.unregister(shell.atexit_operations)  # what it would do again is undone already
 
 
 def run(shell: Any, options: str, *lines: str) -> Any:

@@ -16,6 +16,7 @@ import pytest
 
 import nanalyze.analysis as na
 from nanalyze import queries
+from nanalyze.analysis import catalog, connection
 from nanalyze.rundir import runfile
 from nanalyze.rundir.errors import FormatVersionError, NanalyzeError, QueryError, RunError
 from nanalyze.rundir.schema import TABLES
@@ -557,7 +558,9 @@ def test_parameters_are_values_not_text(tmp_path: Path) -> None:
         assert len(run.query("top_kernels", rows=0)) == 0
         with pytest.raises(QueryError, match=r"no parameter 'limit'\. It takes rows"):
             run.query("top_kernels", limit=1)
-        with pytest.raises(QueryError, match=rf"nope: no such query\. Shipped are {', '.join(queries.query_names())}\."):
+        with pytest.raises(
+            QueryError, match=rf"nope: no such query\. Shipped are {', '.join(queries.query_names())}\."
+        ):
             run.query("nope")
 
 
@@ -630,3 +633,16 @@ def test_no_directory_is_left_behind_where_the_process_runs(tmp_path: Path, monk
     with na.open(tmp_path / "run") as run:
         run.verdicts()
     assert list((tmp_path / "cwd").iterdir()) == []
+
+
+def test_a_shard_that_duckdb_refuses_is_named(tmp_path: Path) -> None:
+    """What passes the catalog, by its hash and its footer, need not pass DuckDB."""
+    small(tmp_path)
+    found = catalog.scan(tmp_path.resolve())
+    path = found.shards["kernels"][-1].path
+    path.write_bytes(b"PAR1 and then nothing that DuckDB could read PAR1")
+    with pytest.raises(RunError) as caught:
+        connection.connect(tmp_path, runfile.read(tmp_path), found, {}, False)
+    assert str(caught.value).startswith(f"{path}: DuckDB cannot read it (")
+    assert str(caught.value).endswith(" It was written wrong; remove it.")
+    assert "\n" not in str(caught.value)

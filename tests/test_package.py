@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
 import zipfile
+from collections.abc import Iterable
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ REPOSITORY = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
+SOURCES_IN_C = [REPOSITORY / source for module in SETUPTOOLS["ext-modules"] for source in module["sources"]]
 
 # What the recorder may not load into other people's processes.
 HEAVY = ("duckdb", "pandas", "matplotlib", "scipy", "torch", "click", "jinja2", "cuda.bindings")
@@ -42,12 +47,12 @@ def python(code: str, cwd: Path, *flags: str) -> str:
 
 
 def shipped_files() -> set[Path]:
-    """Every file in the packages' folders, as it should be in a wheel."""
+    """Every file in the packages' folders, as it should be in a wheel; without what is compiled, and from what."""
     return {
         path
         for folder in FOLDERS.values()
         for path in (REPOSITORY / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so" and path not in SOURCES_IN_C
     }
 
 
@@ -170,30 +175,7 @@ print([name for name in {sorted(FOLDERS.values())!r} if importlib.util.find_spec
     assert python(code, tmp_path, "-P") == "[]"
 
 
-def test_a_wheel_holds_code_data_and_license(tmp_path: Path) -> None:
-    """Built without isolation, so that the test needs no network."""
-    source = tmp_path / "source"
-    copy_sources(source)
-    done = subprocess.run(
-        [sys.executable, "-c", f"from setuptools import build_meta as b; b.build_wheel({str(tmp_path)!r})"],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("nanalyze-*-py3-none-any.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {
-        f"nanalyze/{path.relative_to(source).as_posix()}"
-        for folder in FOLDERS.values()
-        for path in (source / folder).rglob("*")
-        if path.is_file()
-    }
-    assert {name for name in names if name.startswith("nanalyze/")} == expected
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not any(name.startswith(tuple(f"{folder}/" for folder in FOLDERS.values())) for name in names)
+# --- what is built ----------------------------------------------------------------------------
 
 
 def copy_sources(target: Path) -> None:
@@ -201,7 +183,86 @@ def copy_sources(target: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, target)
     for folder in FOLDERS.values():
-        shutil.copytree(REPOSITORY / folder, target / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(REPOSITORY / folder, target / folder, ignore=ignored)
+    # What an editable install leaves there; it may fit another Python, so it may not get into anything built.
+    (target / "recorder" / "_callbacks.abi3.so").write_bytes(b"stray")
+
+
+def build(what: str, folder: Path, **environment: str) -> Path:
+    """Without isolation, so that the tests need no network."""
+    source = folder / "source"
+    copy_sources(source)
+    done = subprocess.run(
+        [sys.executable, "-c", f"from setuptools import build_meta as b; b.build_{what}({str(folder)!r})"],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    (built,) = (path for path in folder.iterdir() if path.is_file())
+    return built
+
+
+def packaged(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith("nanalyze/"))
+
+
+def expected(*more: str) -> list[str]:
+    return sorted([f"nanalyze/{path.relative_to(REPOSITORY).as_posix()}" for path in shipped_files()] + list(more))
+
+
+def compiles() -> bool:
+    compiler = os.environ.get("CC") or str(sysconfig.get_config_var("CC"))
+    return bool(shutil.which(compiler.split()[0])) and Path(sysconfig.get_path("include"), "Python.h").exists()
+
+
+@pytest.mark.skipif(not compiles(), reason="needs a C compiler and Python's headers")
+def test_a_wheel_holds_code_data_license_and_the_callbacks_in_c(tmp_path: Path) -> None:
+    wheel = build("wheel", tmp_path)
+    assert wheel.name.startswith(f"nanalyze-{PROJECT['project']['version']}-cp311-abi3-")
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        compiled = "nanalyze/recorder/_callbacks.abi3.so"
+        assert packaged(names) == expected(compiled)
+        assert file.read(compiled).startswith(b"\x7fELF")
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(tuple(f"{folder}/" for folder in FOLDERS.values())) for name in names)
+
+
+def test_without_a_compiler_a_wheel_is_built_and_works_without_the_callbacks_in_c(tmp_path: Path) -> None:
+    wheel = build("wheel", tmp_path, CC="/bin/false")
+    assert packaged(zipfile.ZipFile(wheel).namelist()) == expected()
+    target = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    done = subprocess.run(
+        [*pip, "--target", target, wheel],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    code = f"""
+import sys
+sys.path[:0] = [{str(target)!r}, {sysconfig.get_path("purelib")!r}, {sysconfig.get_path("platlib")!r}]
+from nanalyze import recorder
+from nanalyze.recorder import buffers
+print(recorder.__file__.startswith({str(target)!r}), buffers.native)
+"""
+    # -S: without it the path files of an editable install would win.
+    assert python(code, tmp_path, "-S", "-P", "-W", "error") == "True None"
+
+
+def test_a_source_distribution_holds_the_c_source_and_nothing_compiled(tmp_path: Path) -> None:
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {path.relative_to(REPOSITORY).as_posix() for path in [*shipped_files(), *SOURCES_IN_C]}
+    assert wanted <= names
+    assert not any(name.endswith(".so") for name in names)
 
 
 # --- docs ---------------------------------------------------------------------------------------

@@ -261,7 +261,10 @@ def test_the_command_line_beats_the_environment_which_beats_the_file(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[tool.nanalyze]\nflsh = 3\n", "pyproject.toml: [tool.nanalyze] has no setting 'flsh'. It has append, copies, delay,"),
+        (
+            "[tool.nanalyze]\nflsh = 3\n",
+            "pyproject.toml: [tool.nanalyze] has no setting 'flsh'. It has append, copies, delay,",
+        ),
         ("[tool]\nnanalyze = 3\n", "pyproject.toml: tool.nanalyze is not a table. Write [tool.nanalyze]."),
         ("[tool.nanalyze\n", "pyproject.toml: is not valid TOML ("),
     ],

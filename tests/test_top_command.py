@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 from trace import PROCESS, T0, Trace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
