@@ -18,7 +18,8 @@ import numpy as np
 
 from nanalyze.analysis import attribution_counters as derivation
 from nanalyze.analysis import sqltext
-from nanalyze.analysis.attribution_normal import Device, Equations, Term, equations, sampled_devices
+from nanalyze.analysis.attribution_modes import Estimates, by_class
+from nanalyze.analysis.attribution_normal import Device, Equations, equations, sampled_devices
 from nanalyze.analysis.attribution_solve import INFLATION_LIMIT, Fit, fit, fit_members
 from nanalyze.rundir.sampled import BY_COLUMN
 
@@ -73,6 +74,7 @@ TABLES: dict[str, Columns] = {
         ("terms_merged", "BIGINT"),
         ("explained", "DOUBLE"),
         ("mean_per_s", "DOUBLE"),
+        ("clock_method", "VARCHAR"),
     ),
     "sampled_counters": (
         ("kernel_class_id", "BIGINT"),
@@ -104,12 +106,13 @@ def attribute(
     for device in sampled_devices(cursor):
         made = equations(cursor, device, counters)
         fits = [_fitted(equation, inflation_limit) for equation in made]
+        properties = _properties(cursor, device)
         for equation, solved in zip(made, fits, strict=True):
-            rows["attribution_quality"] += _quality(equation, solved)
+            rows["attribution_quality"] += _quality(equation, solved, derivation.clock_method(equation, properties))
             if solved is not None:
                 rows["attribution"] += _estimates(equation, solved)
                 rows["attribution_windows"] += _windows(equation, solved)
-        _collect(found, launches, _rates(cursor, device, made, fits))
+        _collect(found, launches, _rates(properties, made, fits))
     for (class_id, counter), values in sorted(found.items()):
         rows["sampled_counters"].append(_counter_row(class_id, counter, derivation.combined(values), launches))
     return {name: _table(columns, rows[name]) for name, columns in TABLES.items()}
@@ -118,16 +121,17 @@ def attribute(
 def _fitted(equation: Equations, limit: float) -> Fit | None:
     if not len(equation.blocks.samples) or not equation.counters:
         return None
-    return fit(equation.blocks, limit)
+    return fit(equation.blocks, limit, [terms for terms in equation.classes() if len(terms) > 1])
 
 
 # --- rows ------------------------------------------------------------------------------------------
 
 
-def _quality(equation: Equations, solved: Fit | None) -> Iterator[tuple[object, ...]]:
+def _quality(equation: Equations, solved: Fit | None, clock: str | None) -> Iterator[tuple[object, ...]]:
     if solved is None:
         for counter in equation.counters:
-            yield (*_source(equation, counter), None, None, equation.samples, equation.dropped, 0, 0, 0, None, None)
+            counted = (equation.samples, equation.dropped, 0, 0, 0)
+            yield (*_source(equation, counter), None, None, *counted, None, None, clock)
         return
     seconds = equation.elapsed_ns.sum() / 1e9
     merged = sum(len(members) for members in solved.members if len(members) > 1)
@@ -137,7 +141,7 @@ def _quality(equation: Equations, solved: Fit | None) -> Iterator[tuple[object, 
         mean = equation.total[:, place].sum() / seconds
         yield (
             *_source(equation, counter), *span, equation.samples, equation.dropped,
-            len(equation.blocks.samples), count, merged, _number(solved.explained[place]), _number(mean),
+            len(equation.blocks.samples), count, merged, _number(solved.explained[place]), _number(mean), clock,
         )  # fmt: skip
 
 
@@ -147,48 +151,44 @@ def _source(equation: Equations, counter: str) -> tuple[object, ...]:
 
 
 def _estimates(equation: Equations, solved: Fit) -> Iterator[tuple[object, ...]]:
+    classes = equation.classes()
+    found = by_class(solved, classes, equation.term_time())
     time_ms = equation.time_ms.sum(axis=0)
-    for place, at, members, number in _members(equation, solved):
-        term = equation.terms[number]
-        yield (
-            *_source(equation, equation.counters[place]),
-            *_estimate(term, solved, at, place, time_ms[number]),
-            term.launches if term.kind == "kernel" else None, len(members) == 1, len(members),
-            _number(solved.inflation[at]), _number(solved.degrees[at]),
-        )  # fmt: skip
+    for place, counter in enumerate(equation.counters):
+        for at in np.flatnonzero(found.merged).tolist():
+            terms = [equation.terms[number] for number in classes[at]]
+            launches = sum(term.launches for term in terms) if terms[0].kind == "kernel" else None
+            yield (
+                *_source(equation, counter), *_estimate(equation, classes[at], found, at, place, time_ms),
+                launches, bool(found.merged[at] == 1), int(found.merged[at]),
+                _number(found.inflation[at]), _number(found.degrees[at]),
+            )  # fmt: skip
 
 
 def _windows(equation: Equations, solved: Fit) -> Iterator[tuple[object, ...]]:
-    count = len(equation.blocks.samples)
+    count, classes = len(equation.blocks.samples), equation.classes()
     for number in range(equation.windows if equation.windows > 1 else 0):
         inside = np.arange(count) * equation.windows // count == number
-        part = fit_members(equation.blocks.take(inside), solved.members)
-        span = (number, int(equation.start_ns[inside].min()), int(equation.end_ns[inside].max()))
         time_ms = equation.time_ms[inside].sum(axis=0)
-        for place, at, members, own in _members(equation, part):
-            if time_ms[own] > 0:
-                yield (
-                    *_source(equation, equation.counters[place]), *span,
-                    *_estimate(equation.terms[own], part, at, place, time_ms[own]), len(members) == 1,
-                )  # fmt: skip
+        found = by_class(fit_members(equation.blocks.take(inside), solved.members), classes, time_ms)
+        span = (number, int(equation.start_ns[inside].min()), int(equation.end_ns[inside].max()))
+        for place, counter in enumerate(equation.counters):
+            for at in np.flatnonzero(found.merged).tolist():
+                estimate = _estimate(equation, classes[at], found, at, place, time_ms)
+                yield *_source(equation, counter), *span, *estimate, bool(found.merged[at] == 1)
 
 
-def _members(equation: Equations, solved: Fit) -> Iterator[tuple[int, int, list[int], int]]:
-    """(counter, position in the fit, terms merged there, one of these terms)."""
-    for place in range(len(equation.counters)):
-        for at, members in enumerate(solved.members):
-            for number in members:
-                yield place, at, members, number
-
-
-def _estimate(term: Term, solved: Fit, at: int, place: int, time_ms: float) -> tuple[object, ...]:
-    rate = float(solved.rate[at, place]) * 1e3
-    error = float(solved.standard_error[at, place]) * 1e3
-    reach = error * float(derivation.quantile(solved.degrees[at : at + 1])[0])
+def _estimate(
+    equation: Equations, terms: Sequence[int], found: Estimates, at: int, place: int, time_ms: Any
+) -> tuple[object, ...]:
+    term = equation.terms[terms[0]]
+    rate = float(found.rate[at, place]) * 1e3
+    error = float(found.standard_error[at, place]) * 1e3
+    reach = error * float(derivation.quantile(found.degrees[at : at + 1])[0])
     return (
-        term.kernel_class_id, term.label if term.kind != "kernel" else "kernel", _number(rate), _number(error),
+        term.kernel_class_id, term.label, _number(rate), _number(error),
         _number(max(rate - reach, 0.0)) if math.isfinite(reach) else None, _number(rate + reach),
-        round(time_ms * 1e6),
+        round(time_ms[list(terms)].sum() * 1e6),
     )  # fmt: skip
 
 
@@ -218,12 +218,12 @@ def _table(columns: Columns, rows: Sequence[tuple[object, ...]]) -> pa.Table:
 
 
 def _rates(
-    cursor: duckdb.DuckDBPyConnection, device: Device, made: Sequence[Equations], fits: Sequence[Fit | None]
+    properties: derivation.Properties, made: Sequence[Equations], fits: Sequence[Fit | None]
 ) -> derivation.DeviceRates | None:
     solved = [(equation, own) for equation, own in zip(made, fits, strict=True) if own is not None]
     if not solved:
         return None
-    return derivation.DeviceRates([e for e, _ in solved], [f for _, f in solved], _properties(cursor, device))
+    return derivation.DeviceRates([e for e, _ in solved], [f for _, f in solved], properties)
 
 
 def _collect(

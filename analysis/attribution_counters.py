@@ -15,12 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nanalyze.analysis import settings
+from nanalyze.analysis.attribution_modes import by_class
 from nanalyze.analysis.attribution_normal import Equations
 from nanalyze.analysis.attribution_solve import Array, Fit
 from nanalyze.rundir import counters, sampled
 
 # A part that stays below it changes no verdict, so it need not be named as missing.
 _MATTERS = next(setting.value for setting in settings.SETTINGS if setting.name == "low_pct")
+
+
+# Samples and exact counters of the same steps differ in total by up to 2 %, whatever the number of samples: the
+# standard error of a counter has this share of its value in addition. Chosen on one recording (docs/attribution.md).
+SYSTEMATIC = 0.01
+# Influence of what is believed beforehand, beside those of blocks of samples.
+_PRIOR = -1
+# Relative error below which a class's own clock says how much clocks differ between classes.
+_TRUSTED = 0.02
+_LEAST_SPREAD = 0.01
 
 
 @dataclass
@@ -101,19 +112,23 @@ class DeviceRates:
     properties: Properties
 
     def __post_init__(self) -> None:
-        terms = self.equations[0].terms
-        self.classes = [number for number, term in enumerate(terms) if term.kind == "kernel"]
-        self.identifiers = [terms[number].kernel_class_id for number in self.classes]
-        self.launches = [terms[number].launches for number in self.classes]
-        self.mean_ms = np.array([terms[number].mean_ns for number in self.classes]) / 1e6
-        self._time = [equation.time_ms.sum(axis=0)[self.classes] for equation in self.equations]
-        self._alone = [self._positions(fit) for fit in self.fits]
+        first = self.equations[0]
+        self.classes = [terms for terms in first.classes() if first.terms[terms[0]].kind == "kernel"]
+        self.identifiers = [first.terms[terms[0]].kernel_class_id for terms in self.classes]
+        self.launches = [sum(first.terms[number].launches for number in terms) for terms in self.classes]
+        time = [first.term_time()[terms].sum() for terms in self.classes]
+        self.mean_ms: Array = np.array(time) / np.array(self.launches).clip(min=1)
+        self._time = [self._of_classes(equation).sum(axis=0) for equation in self.equations]
+        self._found = [
+            by_class(fit, self.classes, equation.term_time())
+            for fit, equation in zip(self.fits, self.equations, strict=True)
+        ]
+        # Neither merged nor without an error.
+        self._known = [(e.merged == 1) & np.isfinite(e.standard_error).all(axis=1) for e in self._found]
 
-    def _positions(self, fit: Fit) -> Array:
-        """Position of each class in the fit; NaN where it was merged, or ran in too few blocks for an error."""
-        usable = np.isfinite(fit.standard_error).min(axis=1).tolist()
-        place = {members[0]: at for at, members in enumerate(fit.members) if len(members) == 1 and usable[at]}
-        return np.array([place.get(number, np.nan) for number in self.classes])
+    def _of_classes(self, equation: Equations) -> Array:
+        """Sampled time by block and class (B, K)."""
+        return np.stack([equation.time_ms[:, terms].sum(axis=1) for terms in self.classes], axis=1)
 
     @property
     def time_ms(self) -> Array:
@@ -124,55 +139,71 @@ class DeviceRates:
     @property
     def is_told_apart(self) -> NDArray[np.bool_]:
         """Whether a rate of the class alone is known from any group."""
-        missing = np.isnan(np.array(self._alone))
-        return np.asarray(~missing.all(axis=0), dtype=np.bool_)
+        return np.asarray(np.any(self._known, axis=0), dtype=np.bool_)
 
     def rate(self, column: str, beside: str | None = None) -> Quantity | None:
         """Rate per ms of a sampled column, over all groups that have it (and `beside`, if any has both)."""
         having = [f for f, e in enumerate(self.equations) if column in e.counters]
         both = [f for f in having if beside in self.equations[f].counters]
         having = both if beside is not None and both else having
-        weights = {f: np.where(np.isnan(self._alone[f]), 0.0, self._time[f]) for f in having}
+        weights = {f: np.where(self._known[f], self._time[f], 0.0) for f in having}
         total = np.sum(list(weights.values()), axis=0) if having else np.zeros(len(self.classes))
         if not np.any(total > 0):
             return None
         result: Quantity | None = None
         for f in having:
-            part = self._rate_in(f, self.equations[f].counters.index(column))
+            part = self._rate_in(f, column)
             with np.errstate(divide="ignore", invalid="ignore"):
                 part = part.scaled(np.where(total > 0, weights[f] / total, np.nan))
             result = part if result is None else result.plus(part)
         return result
 
-    def _rate_in(self, f: int, counter: int) -> Quantity:
-        fit, alone = self.fits[f], self._alone[f]
-        known = ~np.isnan(alone)
-        at = alone[known].astype(int)
-        value, degrees = np.zeros(len(alone)), np.full(len(alone), np.nan)
-        influence = np.zeros((len(fit.influence), len(alone)))
-        value[known], degrees[known] = fit.rate[at, counter], fit.degrees[at]
-        influence[:, known] = fit.influence[:, at, counter]
-        return Quantity(value, {f: influence}, degrees)
+    def _rate_in(self, f: int, column: str) -> Quantity:
+        found, known, counter = self._found[f], self._known[f], self.equations[f].counters.index(column)
+        influence = np.where(known, found.influence[:, :, counter], 0.0)
+        value, degrees = np.where(known, found.rate[:, counter], 0.0), np.where(known, found.degrees, np.nan)
+        rate = Quantity(value, {f: influence}, degrees)
+        cycles = _sampled_cycles(self.equations[f])
+        if cycles is not None and _is_on_sm_clock(column):
+            return rate.scaled(float(cycles.sum() / self.equations[f].elapsed_ns.sum()))
+        return rate
+
+    def sm_cycles(self, beside: str) -> Quantity | None:
+        """SM cycles per ms, over all SMs, while each class ran; from groups that have `beside`, if any has both.
+
+        The clock differs between classes where power limits it, by little: what the samples say about one class
+        is drawn towards the mean, the more the less certain it is, as between a measurement and a prior.
+        None where no cycles were sampled.
+        """
+        mean = self.clock_ghz() * self.properties["sm_count"] * 1e6
+        both = {beside, "sm_cycles_elapsed"}
+        own = self.rate("sm_cycles_elapsed", beside)
+        if own is None or (_is_on_sm_clock(beside) and not any(both <= set(e.counters) for e in self.equations)):
+            return None
+        mean = np.where(np.isnan(mean), own.value, mean)
+        error, time = own.standard_error, np.where(np.isnan(own.value + mean), 0.0, self.time_ms)
+        off = np.nan_to_num(own.value / mean - 1)
+        noise = np.nan_to_num(error / mean)
+        trusted = noise < _TRUSTED
+        spread = _weighted_spread(off[trusted], time[trusted])
+        trust = np.where(np.isnan(own.value), 0.0, spread**2 / (spread**2 + noise**2))
+        influence = {f: np.nan_to_num(part) * trust for f, part in own.influence.items()}
+        influence[_PRIOR] = (mean * spread * np.sqrt(1 - trust))[None, :]
+        return Quantity(mean * (1 + trust * off), influence, own.degrees)
 
     def clock_ghz(self) -> Array:
-        """SM clock while each class ran: counted where cycles were sampled, else NVML's readings."""
-        return self._over_time(self._block_clock)
+        """SM clock while each class ran, by `clock_method`."""
+        return self._over_time(lambda equation: _block_clock(equation, self.properties))
 
     def memory_clock_hz(self) -> Array:
-        """Memory clock while each class ran, from NVML's readings."""
-        return self._over_time(lambda equation: _read(self.properties.memory_clock, equation))
-
-    def _block_clock(self, equation: Equations) -> Array:
-        if "sm_cycles_elapsed" in equation.counters:
-            cycles = equation.total[:, equation.counters.index("sm_cycles_elapsed")]
-            if np.any(cycles > 0):
-                return np.asarray(cycles / equation.elapsed_ns / self.properties["sm_count"])
-        return _read(self.properties.sm_clock, equation) / 1e9
+        """Memory clock while each class ran, from NVML's readings, else the highest."""
+        own = self.properties
+        return self._over_time(lambda equation: _read(own.memory_clock, equation, own["memory_clock_max_hz"]))
 
     def _over_time(self, by_block: Callable[[Equations], Array]) -> Array:
         weighted, time = np.zeros(len(self.classes)), np.zeros(len(self.classes))
         for equation in self.equations:
-            value, spent = by_block(equation), equation.time_ms[:, self.classes]
+            value, spent = by_block(equation), self._of_classes(equation)
             known = ~np.isnan(value)
             weighted += value[known] @ spent[known]
             time += spent[known].sum(axis=0)
@@ -180,11 +211,47 @@ class DeviceRates:
             return np.where(time > 0, weighted / time, np.nan)
 
 
-def _read(readings: tuple[Array, Array], equation: Equations) -> Array:
-    """Readings at the middle of each block; NaN without any."""
+def clock_method(equation: Equations, properties: Properties) -> str | None:
+    """Where the SM clock comes from: sampled (cycles), device_state (NVML) or maximum; None where nothing is known."""
+    if math.isfinite(properties["sm_count"]) and _sampled_cycles(equation) is not None:
+        return "sampled"
+    if len(properties.sm_clock[0]):
+        return "device_state"
+    return "maximum" if math.isfinite(properties["sm_clock_max_hz"]) else None
+
+
+def _is_on_sm_clock(column: str) -> bool:
+    return column in sampled.BY_COLUMN and sampled.BY_COLUMN[column].is_on_sm_clock
+
+
+def _sampled_cycles(equation: Equations) -> Array | None:
+    if "sm_cycles_elapsed" not in equation.counters:
+        return None
+    cycles: Array = equation.total[:, equation.counters.index("sm_cycles_elapsed")]
+    return cycles if np.any(cycles > 0) else None
+
+
+def _block_clock(equation: Equations, properties: Properties) -> Array:
+    """SM clock of each block, in GHz."""
+    if clock_method(equation, properties) == "sampled":
+        cycles = _sampled_cycles(equation)
+        assert cycles is not None
+        return np.asarray(cycles / equation.elapsed_ns / properties["sm_count"])
+    return _read(properties.sm_clock, equation, properties["sm_clock_max_hz"]) / 1e9
+
+
+def _read(readings: tuple[Array, Array], equation: Equations, without: float) -> Array:
+    """Readings at the middle of each block; `without` any, that value."""
     at, value = readings
     middle = (equation.start_ns + equation.end_ns) / 2
-    return np.interp(middle, at, value) if len(at) else np.full(len(middle), np.nan)
+    return np.interp(middle, at, value) if len(at) else np.full(len(middle), without)
+
+
+def _weighted_spread(off: Array, time: Array) -> float:
+    """Root mean square of relative deviations, by time."""
+    if not time.sum() > 0:
+        return _LEAST_SPREAD
+    return max(float(np.sqrt(np.average(np.square(off), weights=time))), _LEAST_SPREAD)
 
 
 # --- formulas --------------------------------------------------------------------------------------
@@ -202,10 +269,16 @@ def derived(rates: DeviceRates) -> dict[str, list[Value | None]]:
     _speed_of_light(found, "memory_pct", sampled.MEMORY_PARTS, rates, ("dram_pct", "l2_pct"))
     _pipe_rates(found, rates)
     apart = rates.is_told_apart.tolist()
-    clocks = zip(rates.clock_ghz(), apart, strict=True)
     found["duration_ns"] = [_certain(1e6 * ms) if a else None for ms, a in zip(rates.mean_ms, apart, strict=True)]
-    found["sm_clock_hz"] = [_certain(1e9 * ghz) if a and not np.isnan(ghz) else None for ghz, a in clocks]
+    if any(clock_method(equation, rates.properties) in ("sampled", "device_state") for equation in rates.equations):
+        found["sm_clock_hz"] = _clocks(rates)
     return found
+
+
+def _clocks(rates: DeviceRates) -> list[Value | None]:
+    cycles, apart = rates.sm_cycles("sm_cycles_elapsed"), rates.is_told_apart
+    hertz = 1e9 * rates.clock_ghz() if cycles is None else 1e3 * cycles.value / rates.properties["sm_count"]
+    return [_certain(value) if a and not math.isnan(value) else None for value, a in zip(hertz, apart, strict=True)]
 
 
 def unit_of(counter: str) -> str | None:
@@ -217,8 +290,10 @@ def unit_of(counter: str) -> str | None:
 
 
 def _evaluated(formula: sampled.Formula, rates: DeviceRates) -> Quantity | None:
+    first = formula.numerator[0]
+    is_of_cycles = formula.denominator == "sm_cycles" or _is_on_sm_clock(first)
     column = formula.denominator if formula.denominator in sampled.BY_COLUMN else None
-    parts = [rates.rate(name, column) for name in formula.numerator]
+    parts = [rates.rate(name, "sm_cycles_elapsed" if is_of_cycles else column) for name in formula.numerator]
     if any(part is None for part in parts):
         return None
     result = parts[0]
@@ -231,6 +306,10 @@ def _evaluated(formula: sampled.Formula, rates: DeviceRates) -> Quantity | None:
     if column is not None:
         below = rates.rate(column, formula.numerator[0])
         return None if below is None else result.over(below).scaled(scale)
+    if is_of_cycles:
+        below = rates.sm_cycles(first)
+        if below is not None:
+            return result.over(below).scaled(scale)
     return result.scaled(scale * _known_denominator(formula.denominator, rates))
 
 
@@ -243,13 +322,13 @@ def _known_denominator(name: str, rates: DeviceRates) -> Array | float:
         return 1e-6
     with np.errstate(divide="ignore", invalid="ignore"):
         if name == "sm_cycles":
-            return 1e-6 / (own["sm_count"] * rates.clock_ghz())
+            return np.asarray(1e-6 / (own["sm_count"] * rates.clock_ghz()))
         peak = own["dram_peak_bytes_per_s"] * rates.memory_clock_hz() / own["memory_clock_max_hz"]
         return 1e3 / peak
 
 
 def _values(quantity: Quantity, is_pct: bool) -> list[Value | None]:
-    error = quantity.standard_error
+    error = np.hypot(quantity.standard_error, SYSTEMATIC * quantity.value)
     reach = quantile(quantity.degrees) * error
     rows = zip(quantity.value.tolist(), error.tolist(), reach.tolist(), strict=True)
     return [_value(value, own, wide, is_pct) for value, own, wide in rows]
@@ -276,7 +355,7 @@ def _speed_of_light(
     rates: DeviceRates,
     needed: Sequence[str],
 ) -> None:
-    """The busiest part; one that was not sampled can lie anywhere up to what the issue slots allow."""
+    """The busiest part; one that was not sampled can lie anywhere up to what instructions are left for it."""
     if not all(part in found for part in needed):
         return
     result: list[Value | None] = []
@@ -291,10 +370,9 @@ def _busiest(known: Mapping[str, Value], parts: Sequence[sampled.Part], properti
     top = max(known.values(), key=lambda value: value.value)
     high = max(value.high for value in known.values())
     missing = []
-    issue = known.get("pipe_issue_pct")
     for part in parts:
         if part.counter not in known:
-            limit = _limit(part, issue, properties)
+            limit = _limit(part, known, parts, properties)
             high = max(high, limit)
             if limit >= _MATTERS:
                 missing.append(part.counter)
@@ -302,12 +380,23 @@ def _busiest(known: Mapping[str, Value], parts: Sequence[sampled.Part], properti
     return Value(top.value, top.standard_error, max(value.low for value in known.values()), high, names)
 
 
-def _limit(part: sampled.Part, issue: Value | None, properties: Properties) -> float:
-    """The most that a part can be busy, in percent."""
-    slots = properties[part.slots] / 64 if isinstance(part.slots, str) else part.slots
-    if issue is None or slots is None or not slots > 0:
+def _limit(
+    part: sampled.Part, known: Mapping[str, Value], parts: Sequence[sampled.Part], properties: Properties
+) -> float:
+    """The most that a part can be busy, in percent: with the instructions that no sampled pipe took."""
+    issue, slots = known.get("pipe_issue_pct"), _slots(part, properties)
+    if issue is None or not slots > 0:
         return 100.0
-    return min(issue.high * 4 / slots, 100.0)
+    taken = [known[p.counter].low * _slots(p, properties) for p in parts if p.counter in known]
+    left = 4 * issue.high - sum(share for share in taken if not math.isnan(share))
+    return min(max(left, 0.0) / slots, 100.0)
+
+
+def _slots(part: sampled.Part, properties: Properties) -> float:
+    """Warp instructions a cycle and SM that a part takes; NaN where that is not known."""
+    if isinstance(part.slots, str):
+        return properties[part.slots] / 64
+    return math.nan if part.slots is None else part.slots
 
 
 def _pipe_rates(found: dict[str, list[Value | None]], rates: DeviceRates) -> None:

@@ -1,15 +1,15 @@
-"""Forms the normal equations of the attribution in SQL, from samples and launches, piece by piece.
+"""Forms the normal equations of the attribution from samples and launches, piece by piece.
 
 Each launch and each sample is spread over buckets of equal time, buckets are hash-joined, and the two
-are clipped against each other within the bucket. That is arithmetic and an equality join: an inequality
-join of intervals took 60 s where this took 16 (100 M launches). A run is worked through in stretches of
-about a million launches, so memory does not grow with its length.
+are clipped against each other within the bucket, in SQL. That is arithmetic and an equality join: an inequality
+join of intervals took 60 s where this took 16 (100 M launches). The sums of products are numpy's. A run is
+worked through in stretches of about a million launches, so memory does not grow with its length.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,23 @@ import duckdb
 import numpy as np
 
 from nanalyze.analysis import sqltext
-from nanalyze.analysis.attribution_solve import Array, Blocks
+from nanalyze.analysis.attribution_modes import BIN, Mode, modes, whole
+from nanalyze.analysis.attribution_solve import Array, Blocks, Indices
+from nanalyze.rundir.sampled import BY_COLUMN
 
 MOST_TERMS = 400  # beyond, the classes with the least time share one term
 LAUNCHES_A_STRETCH = 1_000_000
 SAMPLES_A_STRETCH = 200_000
 WINDOW_SAMPLES = 10_000
 MOST_WINDOWS = 24
-BLOCKS_ALONE = 100
+BLOCKS_ALONE = 400
 BLOCKS_A_WINDOW = 50
-BLOCK_SAMPLES = 20
+FEWEST_SAMPLES = 80
 GRAM_BYTES = 128_000_000
+ROWS_AT_ONCE = 20_000
 LONGEST_SAMPLE = 20  # times the usual length
+# A sample whose SM clock is below this share of both neighbours' was cut short: it lacks SM counts.
+CUT_SHORT = 0.75
 
 IDLE = 0
 
@@ -43,7 +48,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Term:
-    """What a rate is estimated for: kind is idle, kernel, other or copy; `label` says it in words."""
+    """What a rate is estimated for: kind is idle, kernel (one mode of a class), other or copy; `label` says it."""
 
     kind: str
     label: str
@@ -72,6 +77,18 @@ class Equations:
     total: Array
     samples: int
     dropped: int
+
+    def classes(self) -> list[list[int]]:
+        """Terms by what is reported: those of one kernel class together, all others alone."""
+        found: dict[object, list[int]] = {}
+        for number, term in enumerate(self.terms):
+            found.setdefault(term.kernel_class_id if term.kind == "kernel" else term.label, []).append(number)
+        return list(found.values())
+
+    def term_time(self) -> Array:
+        """How long each term ran in all (P,), in ms; of kernels also outside of samples, so modes have their share."""
+        recorded = np.array([term.launches * term.mean_ns / 1e6 for term in self.terms])
+        return np.where(recorded > 0, recorded, self.time_ms.sum(axis=0))
 
 
 @dataclass(frozen=True)
@@ -152,13 +169,17 @@ def _load_samples(
     used = sorted({c for columns in present.values() for c in columns})
     usable = " ".join(f"WHEN {g} THEN {_all_usable(columns)}" for g, columns in present.items())
     cursor.execute("CREATE OR REPLACE TEMP TABLE attr_busy_buckets AS " + _replayed_buckets(device, width))
-    chosen = "".join(f", s.{sqltext.name(c)} AS {sqltext.name(c)}" for c in used)
+    cursor.execute("CREATE OR REPLACE TEMP TABLE attr_pauses AS " + _paused(device))
+    has_cycles = "sm_cycles_elapsed" in used
+    chosen = "".join(f", {_at_mean_clock(c, has_cycles)} AS {sqltext.name(c)}" for c in used)
     # A copy first: of a Parquet file DuckDB 2.0 folds even isnan(x) to false, because the file's
     # statistics leave NaN out.
     cursor.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE attr_loaded AS
-        SELECT s.counter_group, s.start_ns, s.end_ns{chosen} FROM raw.samples AS s WHERE {owned}
+        SELECT s.counter_group, s.start_ns, s.end_ns{"".join(f", s.{sqltext.name(c)}" for c in used)},
+            {_is_cut_short(width) if has_cycles else "FALSE"} AS is_cut_short
+        FROM raw.samples AS s WHERE {owned}
         """
     )
     cursor.execute(
@@ -169,11 +190,14 @@ def _load_samples(
             row_number() OVER (PARTITION BY s.counter_group ORDER BY s.start_ns) - 1 AS place,
             s.counter_group, s.start_ns, s.end_ns, CAST(0 AS INTEGER) AS block, CAST(0 AS INTEGER) AS equation{chosen}
         FROM attr_loaded AS s
-        WHERE s.end_ns > s.start_ns AND s.end_ns - s.start_ns <= {LONGEST_SAMPLE * width}
+        ASOF LEFT JOIN attr_pauses AS p ON s.end_ns > p.start_ns
+        WHERE NOT s.is_cut_short AND s.end_ns > s.start_ns AND s.end_ns - s.start_ns <= {LONGEST_SAMPLE * width}
             AND s.start_ns BETWEEN 0 AND 4000000000000000000
             AND CASE s.counter_group {usable} END
             AND s.start_ns // {width} NOT IN (SELECT bucket FROM attr_busy_buckets)
             AND s.end_ns // {width} NOT IN (SELECT bucket FROM attr_busy_buckets)
+            AND COALESCE(p.until_ns <= s.start_ns, TRUE)
+        WINDOW by_group AS (PARTITION BY s.counter_group)
         """
         if rows
         else "CREATE OR REPLACE TEMP TABLE attr_samples AS SELECT 0 AS start_ns, 0 AS end_ns WHERE FALSE"
@@ -190,6 +214,34 @@ def _load_samples(
 def _all_usable(columns: Sequence[str]) -> str:
     tests = [f"(s.{n} BETWEEN 0 AND 1e30 AND NOT isnan(s.{n}))" for n in map(sqltext.name, columns)]
     return "COALESCE(" + " AND ".join(tests) + ", FALSE)" if tests else "FALSE"
+
+
+def _is_cut_short(width: int) -> str:
+    """Whether a sample has fewer SM cycles than its neighbours' clock would give: what it lacks is nowhere."""
+    clock = "(s.sm_cycles_elapsed / greatest(s.end_ns - s.start_ns, 1))"
+    side = "(PARTITION BY s.process, s.device_id, s.counter_group ORDER BY s.start_ns)"
+    near = f"abs({{0}}(s.start_ns) OVER {side} - s.start_ns) <= {LONGEST_SAMPLE * width}"
+    beside = ", ".join(f"CASE WHEN {near.format(way)} THEN {way}{clock} OVER {side} END" for way in ("lag", "lead"))
+    return f"COALESCE({clock} < {CUT_SHORT} * least({beside}), FALSE)"
+
+
+def _at_mean_clock(column: str, has_cycles: bool) -> str:
+    """Busy time of units on the SM clock, at the group's mean clock: then it adds up across clocks that differ."""
+    own = f"s.{sqltext.name(column)}"
+    if not has_cycles or column not in BY_COLUMN or not BY_COLUMN[column].is_on_sm_clock:
+        return own
+    cycles, length = "s.sm_cycles_elapsed", "(s.end_ns - s.start_ns)"
+    mean = f"(sum({cycles}) OVER by_group / sum(CASE WHEN {cycles} IS NOT NULL THEN {length} END) OVER by_group)"
+    return f"COALESCE({own} * {cycles} / {length} / {mean}, {own})"
+
+
+def _paused(device: Device) -> str:
+    """When a process that uses the device did not record what it ran there; until_ns is the latest end so far."""
+    processes = ", ".join(sorted({sqltext.literal(process) for process, _ in device.owners}))
+    return f"""
+        SELECT start_ns, max(end_ns) OVER (ORDER BY start_ns) AS until_ns
+        FROM _pause_spans WHERE process IN ({processes})
+    """
 
 
 def _replayed_buckets(device: Device, width: int) -> str:
@@ -211,12 +263,7 @@ def _load_launches(cursor: duckdb.DuckDBPyConnection, device: Device, first: int
         duration_ns BETWEEN 1 AND 1000000000000000 AND start_ns BETWEEN 0 AND 4000000000000000000
         AND start_ns < {last} AND start_ns + duration_ns > {first}
     """
-    kernels = cursor.execute(
-        f"""
-        SELECT k.kernel_class_id, count(*), sum(k.duration_ns) FROM raw.kernels AS k
-        WHERE {_owned(device, "k")} AND {timed} GROUP BY 1 ORDER BY 3 DESC, 1
-        """
-    ).fetchall()
+    kernels = _modes(cursor, f"{_owned(device, 'k')} AND {timed}")
     kinds = [
         kind
         for (kind,) in cursor.execute(
@@ -224,21 +271,22 @@ def _load_launches(cursor: duckdb.DuckDBPyConnection, device: Device, first: int
         ).fetchall()
     ]
     terms = [Term("idle", "idle")]
-    terms += [Term("kernel", "kernel", c, n, float(t) / n) for c, n, t in kernels[:MOST_TERMS]]
+    terms += [Term("kernel", "kernel", c, mode.launches, mode.mean_ns) for c, mode in kernels.kept]
     other = len(terms)
-    if kernels[MOST_TERMS:]:
-        terms.append(Term("other", f"{len(kernels) - MOST_TERMS} kernel classes with the least time"))
+    if kernels.others:
+        terms.append(Term("other", f"{kernels.others} kernel classes with the least time"))
     copies = len(terms)
     terms += [Term("copy", f"copy {kind}") for kind in kinds]
-    numbered = [(term.kernel_class_id, number) for number, term in enumerate(terms) if term.kind == "kernel"]
+    numbered = [(class_id, number, mode.first, mode.end) for number, (class_id, mode) in enumerate(kernels.kept, 1)]
+    columns = [("id", "BIGINT"), ("term", "INTEGER"), ("first", "INTEGER"), ("last", "INTEGER")]
     named = [(kind, number) for number, kind in enumerate(kinds, copies)]
     cursor.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE attr_launches AS
         SELECT COALESCE(t.term, {other}) AS term, k.start_ns, k.start_ns + k.duration_ns AS end_ns
         FROM raw.kernels AS k
-        LEFT JOIN ({sqltext.values([("id", "BIGINT"), ("term", "INTEGER")], numbered)}) AS t
-            ON t.id = k.kernel_class_id
+        LEFT JOIN ({sqltext.values(columns, numbered)}) AS t
+            ON t.id = k.kernel_class_id AND {_BIN} >= t.first AND {_BIN} < t.last
         WHERE {_owned(device, "k")} AND {timed}
         UNION ALL
         SELECT t.term, c.start_ns, c.start_ns + c.duration_ns
@@ -250,15 +298,48 @@ def _load_launches(cursor: duckdb.DuckDBPyConnection, device: Device, first: int
     return terms
 
 
+_BIN = f"CAST(floor(ln(k.duration_ns) / {BIN}) AS INTEGER)"
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """Modes that become terms, by class; and how many classes share one term."""
+
+    kept: list[tuple[int, Mode]]
+    others: int
+
+
+def _modes(cursor: duckdb.DuckDBPyConnection, which: str) -> _Kernels:
+    """Classes by time, each split into modes while there is room for more terms."""
+    found = cursor.execute(
+        f"""
+        SELECT k.kernel_class_id AS id, {_BIN} AS bin, count(*) AS launches, sum(k.duration_ns)::DOUBLE AS time_ns
+        FROM raw.kernels AS k WHERE {which} GROUP BY ALL ORDER BY ALL
+        """
+    ).fetchnumpy()
+    ids, bins, launches, time = (np.asarray(found[name]) for name in ("id", "bin", "launches", "time_ns"))
+    starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1)) if len(ids) else np.zeros(0, dtype=np.intp)
+    parts = [slice(a, b) for a, b in itertools.pairwise([*starts.tolist(), len(ids)])]
+    parts.sort(key=lambda part: (-time[part].sum(), int(ids[part.start])))
+    kept, room = [], MOST_TERMS - min(len(parts), MOST_TERMS)
+    for part in parts[:MOST_TERMS]:
+        own = modes(bins[part], launches[part].astype(np.float64), time[part])
+        if len(own) - 1 > room:
+            own = [whole(bins[part], launches[part].astype(np.float64), time[part])]
+        room -= len(own) - 1
+        kept += [(int(ids[part.start]), mode) for mode in own]
+    return _Kernels(kept, len(parts[MOST_TERMS:]))
+
+
 # --- blocks, windows and stretches -----------------------------------------------------------------
 
 
 def _divided(group: _Group, terms: int) -> _Group:
     """With the number of windows and of blocks that its samples, and the memory for them, allow."""
     windows = min(max(group.samples // WINDOW_SAMPLES, 1), MOST_WINDOWS)
-    wanted = BLOCKS_ALONE if windows == 1 else BLOCKS_A_WINDOW * windows
-    blocks = min(wanted, group.samples // BLOCK_SAMPLES, max(GRAM_BYTES // (8 * terms * terms), 2 * windows))
-    if blocks < 4:
+    wanted = max(BLOCKS_ALONE, BLOCKS_A_WINDOW * windows)
+    blocks = min(wanted, group.samples // 2, max(GRAM_BYTES // (8 * terms * terms), 2 * windows))
+    if group.samples < FEWEST_SAMPLES:
         blocks = 0
     return _Group(group.place, group.group, group.counters, group.samples, group.seen, windows, blocks)
 
@@ -314,65 +395,50 @@ def _add_stretch(
     """Add the samples that start in `span` to the blocks of every equation."""
     columns = sorted({c for group in groups if group.blocks for c in group.counters})
     _design(cursor, span, width, columns)
-    for equation, (block, a, b, value) in _parts(
-        cursor,
-        """
-        SELECT a.equation, a.block, a.term AS first, b.term AS second, sum(a.x * b.x * a.weight) AS total
-        FROM attr_design AS a JOIN attr_design AS b ON b.sample = a.sample AND b.term >= a.term
-        GROUP BY ALL
-        """,
-    ):
-        gram = made[equation].blocks.gram
-        gram[block, a, b] += value
-        mirrored = a != b
-        gram[block[mirrored], b[mirrored], a[mirrored]] += value[mirrored]
-    names = [sqltext.name(c) for c in columns]
-    moments = "".join(f", COALESCE(sum(d.x * s.{n} * d.weight), 0)" for n in names)
-    for equation, (block, term, time, *values) in _parts(
-        cursor,
-        f"""
-        SELECT d.equation, d.block, d.term, sum(d.x){moments}
-        FROM attr_design AS d JOIN attr_stretch AS s ON s.sample = d.sample GROUP BY ALL
-        """,
-    ):
-        made[equation].time_ms[block, term] += time
-        for place, counter in enumerate(made[equation].counters):
-            made[equation].blocks.moment[block, term, place] += values[columns.index(counter)]
-    _add_totals(cursor, made, columns)
+    chosen = "".join(f", COALESCE({sqltext.name(c)}, 0)::DOUBLE AS {sqltext.name(c)}" for c in columns)
+    samples = cursor.execute(
+        f"SELECT sample, equation, block, start_ns, end_ns, length, weight{chosen} FROM attr_stretch ORDER BY sample"
+    ).fetchnumpy()
+    rows = {name: np.asarray(column) for name, column in samples.items()}
+    found = cursor.execute("SELECT sample, term, x FROM attr_design ORDER BY sample, term").fetchnumpy()
+    at = np.searchsorted(rows["sample"], np.asarray(found["sample"]))
+    term, x = np.asarray(found["term"]), np.asarray(found["x"])
+    for number, equation in enumerate(made):
+        own, mine = np.flatnonzero(rows["equation"] == number), rows["equation"][at] == number
+        row, own_term, own_x = np.searchsorted(own, at[mine]), term[mine], x[mine]
+        for first in range(0, len(own), ROWS_AT_ONCE):
+            part = own[first : first + ROWS_AT_ONCE]
+            a, b = np.searchsorted(row, [first, first + len(part)])
+            design = np.zeros((len(part), len(equation.terms)))
+            design[row[a:b] - first, own_term[a:b]] = own_x[a:b]
+            _add_samples(equation, {name: column[part] for name, column in rows.items()}, design)
 
 
-def _add_totals(cursor: duckdb.DuckDBPyConnection, made: Sequence[Equations], columns: Sequence[str]) -> None:
-    names = [sqltext.name(c) for c in columns]
-    sums = "".join(
-        f", COALESCE(sum({n} * {n} * weight), 0), COALESCE(sum({n} * length * weight), 0), COALESCE(sum({n}), 0)"
-        for n in names
-    )
-    for equation, (block, count, length, elapsed, start, end, *values) in _parts(
-        cursor,
-        f"""
-        SELECT equation, block, count(*), sum(length * length * weight), sum(length), min(start_ns), max(end_ns){sums}
-        FROM attr_stretch GROUP BY ALL
-        """,
-    ):
-        target = made[equation]
-        target.blocks.samples[block] += count
-        target.blocks.length[block] += length
-        target.elapsed_ns[block] += elapsed * 1e6
-        target.start_ns[block] = np.minimum(target.start_ns[block], start)
-        target.end_ns[block] = np.maximum(target.end_ns[block], end)
-        for place, counter in enumerate(target.counters):
-            at = 3 * columns.index(counter)
-            target.blocks.square[block, place] += values[at]
-            target.blocks.flat[block, place] += values[at + 1]
-            target.total[block, place] += values[at + 2]
+def _add_samples(equation: Equations, rows: dict[str, Any], design: Array) -> None:
+    """Add samples in order of time, with the ms of each term in each of them (N, P)."""
+    block, weight, length = rows["block"], rows["weight"][:, None], rows["length"]
+    values = np.stack([rows[counter] for counter in equation.counters], axis=1)
+    blocks = equation.blocks
+    starts = np.flatnonzero(np.diff(block, prepend=-1))
+    for start, end in itertools.pairwise([*starts.tolist(), len(block)]):
+        x = (design[start:end] * weight[start:end]).T
+        blocks.gram[block[start]] += x @ design[start:end]
+        blocks.moment[block[start]] += x @ values[start:end]
+    _add_rows(equation.time_ms, block, design)
+    _add_rows(equation.total, block, values)
+    _add_rows(blocks.square, block, values * values * weight)
+    _add_rows(blocks.flat, block, values * length[:, None] * weight)
+    _add_rows(blocks.length, block, length * length * weight[:, 0])
+    _add_rows(blocks.samples, block, np.ones(len(block)))
+    _add_rows(equation.elapsed_ns, block, length * 1e6)
+    np.minimum.at(equation.start_ns, block, rows["start_ns"].astype(np.float64))
+    np.maximum.at(equation.end_ns, block, rows["end_ns"].astype(np.float64))
 
 
-def _parts(cursor: duckdb.DuckDBPyConnection, query: str) -> Iterator[tuple[int, list[Any]]]:
-    """(equation, further columns) of the result for each equation, whose number is the first column."""
-    first, *others = [np.asarray(column) for column in cursor.execute(query).fetchnumpy().values()]
-    for equation in np.unique(first):
-        rows = first == equation
-        yield int(equation), [column[rows] for column in others]
+def _add_rows(target: Array, block: Indices, rows: Array) -> None:
+    """Add rows to those of their blocks, which are ascending."""
+    starts = np.flatnonzero(np.diff(block, prepend=-1))
+    target[block[starts]] += np.add.reduceat(rows, starts, axis=0)
 
 
 def _design(cursor: duckdb.DuckDBPyConnection, span: tuple[int, int], width: int, columns: Sequence[str]) -> None:
@@ -432,11 +498,7 @@ def _design(cursor: duckdb.DuckDBPyConnection, span: tuple[int, int], width: int
             SELECT s.sample, any_value(s.length) - COALESCE(sum(o.busy), 0) AS x
             FROM attr_stretch AS s LEFT JOIN met AS o ON o.sample = s.sample GROUP BY s.sample
         )
-        SELECT t.sample, s.equation, s.block, s.weight, t.term, t.x
-        FROM (
-            SELECT sample, CAST(term AS INTEGER) AS term, x FROM met
-            UNION ALL SELECT sample, {IDLE}, x FROM idle WHERE x > 1e-6
-        ) AS t
-        JOIN attr_stretch AS s ON s.sample = t.sample
+        SELECT sample, CAST(term AS INTEGER) AS term, x FROM met
+        UNION ALL SELECT sample, {IDLE}, x FROM idle WHERE x > 1e-6
         """
     )

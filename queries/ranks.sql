@@ -4,7 +4,8 @@
 -- one has joined, so its time is transfer and waiting together; the rank with the least of it is
 -- the one that came last, for whatever reason (its kernels, its clocks, its host). That is the slowest.
 -- Where a rank ran no collective, the slowest is the one whose kernels took the most time. Meaningful
--- where all ranks do the same: not across stages of a pipeline.
+-- where all ranks do the same: not across stages of a pipeline. Processes that no launcher numbered may have
+-- run one after another, so of those only the devices of one process are compared.
 --
 -- Columns:
 --   rank                 BIGINT   -         Global rank; NULL without a launcher.
@@ -15,10 +16,10 @@
 --   launches             BIGINT   launches  Kernels launched.
 --   span_ns              BIGINT   ns        From the first kernel's start to the last one's end.
 --   compute_ns           BIGINT   ns        Time in kernels that do not communicate.
---   compute_skew         DOUBLE   1         That, relative to the mean of all rows, less 1; NULL with one row.
+--   compute_skew         DOUBLE   1         That, relative to the mean of what is compared, less 1; NULL with one row.
 --   communication_ns     BIGINT   ns        Time in kernels that communicate, waiting included.
 --   communication_share  DOUBLE   1         Of all kernel time, 0 to 1.
---   waiting_ns           BIGINT   ns        More than the least of any row: waiting for others; NULL if one has none.
+--   waiting_ns           BIGINT   ns        More than the least of those compared: waiting for others; NULL if one has none.
 --   sm_clock_hz          DOUBLE   Hz        Mean reading of the SM clock; NULL where there was none.
 --   is_slowest           BOOLEAN  -         Whether the others wait for this one; false with one row.
 WITH communicating AS (
@@ -52,22 +53,29 @@ totals AS (
     FROM launched
     GROUP BY process, device_id
 ),
+peers AS (
+    SELECT
+        t.*, p.rank, p.host,
+        CASE WHEN p.rank IS NULL THEN t.process END AS peers
+    FROM totals AS t
+    LEFT JOIN processes AS p ON p.process = t.process
+),
 compared AS (
     SELECT
         *,
-        count(*) OVER () AS compared,
-        avg(compute_ns) OVER () AS mean_compute_ns,
-        min(communication_ns) OVER () AS least_communication_ns,
+        count(*) OVER (PARTITION BY peers) AS compared,
+        avg(compute_ns) OVER (PARTITION BY peers) AS mean_compute_ns,
         -- The one that waited least; where one has nothing to wait in, the one that computed most.
         row_number() OVER (
+            PARTITION BY peers
             ORDER BY
-                CASE WHEN min_communication_ns > 0 THEN communication_ns ELSE -compute_ns END,
+                CASE WHEN least_communication_ns > 0 THEN communication_ns ELSE -compute_ns END,
                 process, device_id
         ) AS place
-    FROM (SELECT *, min(communication_ns) OVER () AS min_communication_ns FROM totals) AS t
+    FROM (SELECT *, min(communication_ns) OVER (PARTITION BY peers) AS least_communication_ns FROM peers) AS t
 )
 SELECT
-    p.rank, t.process, p.host, t.device_id, d.name AS device,
+    t.rank, t.process, t.host, t.device_id, d.name AS device,
     t.launches,
     t.span_ns,
     TRY_CAST(t.compute_ns AS BIGINT) AS compute_ns,
@@ -81,7 +89,6 @@ SELECT
     c.sm_clock_hz,
     t.place = 1 AND t.compared > 1 AS is_slowest
 FROM compared AS t
-LEFT JOIN processes AS p ON p.process = t.process
 LEFT JOIN devices AS d ON d.process = t.process AND d.device_id = t.device_id
 LEFT JOIN clocks AS c ON c.process = t.process AND c.device_id = t.device_id
-ORDER BY p.rank NULLS LAST, t.process, t.device_id
+ORDER BY t.rank NULLS LAST, t.process, t.device_id

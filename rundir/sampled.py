@@ -31,6 +31,11 @@ class SampledCounter:
         """Whether the recorder multiplies the metric (a percentage) by the sample's length over 100."""
         return self.column.endswith("_busy_ns")
 
+    @property
+    def is_on_sm_clock(self) -> bool:
+        """Whether it is busy time of a unit on the SM clock, so that its peak changes with that clock."""
+        return self.is_busy_time and self.column.startswith(("pipe_", "l1_"))
+
 
 @dataclass(frozen=True)
 class Formula:

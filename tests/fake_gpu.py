@@ -206,7 +206,12 @@ class FakeGpu:
         for node, kernel in enumerate(kernels):
             start, end = (0, 0) if is_measured[0] else self._times(500)
             fields = {"start": start, "end": end, "correlationId": correlation, "contextId": 1}
-            graph = {"queued": self._queued(777), "graphId": graph_id, "graphNodeId": (graph_id << 32) + node, "deviceId": self.device}
+            graph = {
+                "queued": self._queued(777),
+                "graphId": graph_id,
+                "graphNodeId": (graph_id << 32) + node,
+                "deviceId": self.device,
+            }
             self._emit_kernel(kernel.encode(), {**fields, **graph, "grid": [2, 1, 1], "block": [64, 1, 1]})
         return correlation
 

@@ -30,6 +30,7 @@ SM_COUNT = DEVICE["sm_count"]
 DRAM_PEAK = DEVICE["dram_peak_bytes_per_s"] / 1e9  # bytes per ns
 # What each counter gains per ns at its peak.
 PEAKS = {
+    "sm_cycles_elapsed": SM_COUNT * SM_CLOCK_GHZ,
     "sm_cycles_active": SM_COUNT * SM_CLOCK_GHZ,
     "inst": 4 * SM_COUNT * SM_CLOCK_GHZ,
     "dram_read_bytes": DRAM_PEAK,
@@ -43,6 +44,7 @@ PEAKS = {
     "warps_active": 64 * SM_COUNT * SM_CLOCK_GHZ,
     "issue_active_cycles": 4 * SM_COUNT * SM_CLOCK_GHZ,
 }
+ON_SM_CLOCK = tuple(name for name in PEAKS if name.startswith(("sm_", "pipe_", "l1_", "inst", "warps", "issue")))
 FEW = ("sm_cycles_active", "inst", "dram_read_bytes", "pipe_tensor_busy_ns")
 
 
@@ -54,7 +56,10 @@ class Job:
     variation: spread of the rate among launches of a class; noise: of a sample, as a share of the mean
     sample; heavy: share of samples whose noise is 30 times that. lost: share of samples dropped.
     drift: by how much rates grow over the run (0.5: by half). together: pairs of classes of which the
-    second always runs while the first does, on another stream.
+    second always runs while the first does, on another stream. mixed: classes of which every third launch runs
+    5 times as long, at 0.3 times the rate. clocks: of each class, as shares of the SM clock; then counters of SMs
+    gain in proportion and percentages (busy times) stay what they are. cut: share of samples in which the SMs'
+    counters stand still after 4 % of the time.
     """
 
     classes: int = 10
@@ -73,6 +78,9 @@ class Job:
     steady: bool = True
     launches_a_step: int = 200
     together: tuple[tuple[int, int], ...] = ()
+    mixed: tuple[int, ...] = ()
+    clocks: tuple[float, ...] = ()
+    cut: float = 0.0
     zero_share: float = 0.3
     groups: tuple[tuple[str, ...], ...] = (FEW,)
     group_ms: float = 100.0
@@ -168,22 +176,42 @@ def simulate(job: Job, seed: int = 0) -> Simulated:
     """The same job and seed give the same launches and samples."""
     random = np.random.default_rng(seed)
     parts = [_stream(job, random) for _ in range(job.streams)]
-    kernel_class, start, duration = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    kernel_class, start, duration, is_long = (np.concatenate([part[i] for part in parts]) for i in range(4))
     stream = np.concatenate([np.full(len(part[0]), number) for number, part in enumerate(parts)])
     order = np.argsort(start, kind="stable")
     kernel_class, start, duration, stream = kernel_class[order], start[order], duration[order], stream[order]
+    is_long = is_long[order]
     sample_start, sample_end, group = _samples(job, random)
     wanted = [counter for counter in PEAKS if any(counter in names for names in job.groups)]
     rate = {counter: _rates(job, counter, kernel_class, start, random) for counter in wanted}
+    for counter, rates in rate.items():
+        if counter != "sm_cycles_elapsed":
+            rates *= np.where(is_long, 0.3, 1.0)
+        if job.clocks and counter in ON_SM_CLOCK:
+            rates *= np.asarray(job.clocks)[kernel_class]
     busy_until = _busy(start, start + duration)
     values = {}
     for counter, rates in rate.items():
         gained = _gained(start, duration, rates, sample_start, sample_end)
         idle = (sample_end - sample_start) - (np.interp(sample_end, *busy_until) - np.interp(sample_start, *busy_until))
-        gained = gained + idle * job.idle * PEAKS[counter]
+        gained = gained + idle * (1.0 if counter == "sm_cycles_elapsed" else job.idle) * PEAKS[counter]
         spread = job.noise * gained.mean() * np.where(random.random(len(gained)) < job.heavy, 30.0, 1.0)
         values[counter] = (gained + spread * random.standard_normal(len(gained))).clip(min=0)
+    _cut(job, values, random)
+    if job.clocks:
+        elapsed = values["sm_cycles_elapsed"] / PEAKS["sm_cycles_elapsed"] / (sample_end - sample_start)
+        for counter in values:
+            if counter.startswith(("pipe_", "l1_")):
+                values[counter] = values[counter] / elapsed
     return Simulated(job, kernel_class, start, duration, stream, rate, sample_start, sample_end, group, values)
+
+
+def _cut(job: Job, values: dict[str, Array], random: np.random.Generator) -> None:
+    if job.cut:
+        hit = random.random(len(next(iter(values.values())))) < job.cut
+        for counter in values:
+            if counter in ON_SM_CLOCK:
+                values[counter] = values[counter] * np.where(hit, 0.04, 1.0)
 
 
 def _stream(job: Job, random: np.random.Generator) -> tuple[NDArray[np.int64], ...]:
@@ -194,19 +222,25 @@ def _stream(job: Job, random: np.random.Generator) -> tuple[NDArray[np.int64], .
     sequence = sequence[~np.isin(sequence, [second for _, second in job.together])]
     kernel_class = np.resize(sequence, count)
     duration = means[kernel_class] * np.exp(0.02 * random.standard_normal(len(kernel_class)))
+    is_long = np.isin(kernel_class, job.mixed) & (np.arange(count) % 3 == 0)
+    duration = duration * np.where(is_long, 5.0, 1.0)
     gap = random.exponential(job.gap_share * means.mean(), len(kernel_class))
     end = np.cumsum(duration + gap)
     kept = end < job.seconds * 1e9
     start = (end - duration)[kept].astype(np.int64)
+    is_long = is_long[kept]
     kernel_class, duration = kernel_class[kept].astype(np.int64), np.maximum(duration[kept].astype(np.int64), 1)
     for first, second in job.together:
         leads = kernel_class == first
         start, duration = np.concatenate([start, start[leads]]), np.concatenate([duration, duration[leads]])
         kernel_class = np.concatenate([kernel_class, np.full(leads.sum(), second)])
-    return kernel_class, start, duration
+        is_long = np.concatenate([is_long, is_long[leads]])
+    return kernel_class, start, duration, is_long
 
 
 def _rates(job: Job, counter: str, kernel_class: NDArray[np.int64], start: Any, random: np.random.Generator) -> Array:
+    if counter == "sm_cycles_elapsed":
+        return np.full(len(kernel_class), PEAKS[counter])
     if counter in job.rates:
         share = np.asarray(job.rates[counter], dtype=np.float64)
     else:

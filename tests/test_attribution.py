@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 from pathlib import Path
 from trace import PROCESS, T0, Trace
@@ -17,6 +18,8 @@ from simulator import FEW, PEAKS, SM_COUNT, Job, Simulated, simulate
 import nanalyze.analysis as na
 from nanalyze import queries
 from nanalyze.analysis import attribution as attribution_module
+from nanalyze.analysis import attribution_counters as derivation
+from nanalyze.analysis import attribution_modes as modes
 from nanalyze.analysis import attribution_normal as normal
 from nanalyze.analysis import attribution_solve as solve
 from nanalyze.rundir import counters, sampled
@@ -152,6 +155,31 @@ def test_samples_during_a_replay_are_left_out(tmp_path: Path) -> None:
         quality = run.attribution_quality().iloc[0]
     assert quality["samples_dropped"] in (20, 21)  # the last good one touches the replay
     assert quality["samples"] + quality["samples_dropped"] == 420
+
+
+def test_samples_during_a_pause_are_left_out_until_its_kernels_have_ended(tmp_path: Path) -> None:
+    trace = by_hand(tmp_path)
+    for i in range(400, 420):  # of kernels that nobody saw
+        sample(trace, 100_000 * i, 100_000, inst=1e9)
+    sample(trace, 42_000_000, 100_000, inst=100.0)
+    trace.pause(40_000_000, 41_500_000, complete_ns=42_000_000)
+    trace.pause(40_000_000, 40_100_000)
+    trace.pause(41_000_000, 41_200_000)  # of a shorter one that began later
+    assert rates(trace) == {"idle": 1.0, "1": 3.0, "2": 5.0}
+    with na.open(tmp_path) as run:
+        quality = run.attribution_quality().iloc[0]
+    assert (quality["samples"], quality["samples_dropped"]) == (401, 20)
+
+
+def test_a_pause_of_another_process_on_the_same_gpu_counts_too(tmp_path: Path) -> None:
+    trace = by_hand(tmp_path)
+    other = "node0-1-101"
+    trace.device(other)
+    trace.kernel(1, 1_000_000_000, 10_000, process=other)
+    for i in range(400, 410):
+        sample(trace, 100_000 * i, 100_000, inst=1e9)
+    trace.pause(40_000_000, 41_000_000, process=other)
+    assert rates(trace) == {"idle": 1.0, "1": 3.0, "2": 5.0}
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -1.0, 1e300])
@@ -361,10 +389,27 @@ def test_percentages_use_the_clock_that_ran(tmp_path: Path) -> None:
     assert ratio == pytest.approx(1.8 / 1.5)
 
 
-def test_without_a_clock_there_are_no_percentages_of_cycles(tmp_path: Path) -> None:
-    _, run = opened(tmp_path, typical(), clock=False)
-    found = set(run.counters()["counter"])
-    assert "dram_pct" in found
+def test_without_a_reading_percentages_stand_on_the_highest_clock_and_say_so(tmp_path: Path) -> None:
+    made = simulate(typical())
+    made.write(tmp_path / "read")
+    made.write(tmp_path / "unread", clock=False)
+    sql = "SELECT value FROM counters WHERE counter = 'sm_active_pct' AND kernel_class_id = 1000"
+    with na.open(tmp_path / "read") as read, na.open(tmp_path / "unread") as unread:
+        assert unread.sql(sql)["value"][0] == pytest.approx(read.sql(sql)["value"][0] * 1.5 / 2.0)
+        assert set(read.attribution_quality()["clock_method"]) == {"device_state"}
+        assert set(unread.attribution_quality()["clock_method"]) == {"maximum"}
+        assert "sm_clock_hz" in set(read.counters()["counter"])
+        assert "sm_clock_hz" not in set(unread.counters()["counter"])  # it was not measured
+
+
+def test_without_any_clock_there_are_no_percentages_of_cycles(tmp_path: Path) -> None:
+    made = simulate(typical())
+    made.write(tmp_path, clock=False)
+    shutil.rmtree(tmp_path / "devices")
+    with na.open(tmp_path) as run:
+        found = set(run.counters()["counter"])
+        assert run.attribution_quality()["clock_method"].isna().all()
+    assert "pipe_tensor_pct" in found
     assert not {"sm_active_pct", "pipe_issue_pct", "compute_pct", "sm_clock_hz"} & found
 
 
@@ -375,6 +420,7 @@ def test_sampled_cycles_give_the_clock(tmp_path: Path) -> None:
     made.write(tmp_path)
     with na.open(tmp_path) as run:
         clocks = run.sql("SELECT value FROM counters WHERE counter = 'sm_clock_hz'")["value"]
+        assert set(run.attribution_quality()["clock_method"]) == {"sampled"}
     assert clocks.tolist() == pytest.approx([1.2e9] * 4)
 
 
@@ -410,6 +456,122 @@ def test_per_launch_values_are_rates_times_the_mean_duration(tmp_path: Path) -> 
         own = made.kernel_class == number - 1000
         truth = (made.rate["dram_read_bytes"][own] * made.duration[own]).mean()
         assert value == pytest.approx(truth, rel=0.01)
+
+
+# --- mixed classes, clocks, samples cut short ---------------------------------------------------------
+
+MIXED = Job(classes=8, mixed=(0, 1), zero_share=0, variation=0.02, mean_us=(20, 60))
+
+
+def per_launch(run: na.Run, made: Simulated, counter: str) -> pd.DataFrame:
+    """Sampled value a launch of each class, with its interval and the truth."""
+    frame = run.sql(f"SELECT kernel_class_id - 1000 AS k, value, low, high FROM counters WHERE counter = '{counter}'")
+    gained = made.rate[counter] * made.duration
+    frame["truth"] = [gained[made.kernel_class == number].mean() for number in frame["k"]]
+    frame["error"] = (frame["value"] / frame["truth"] - 1).abs()
+    return frame.set_index("k").sort_index()
+
+
+def test_a_class_of_two_problem_sizes_gets_the_mean_of_its_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, run = opened(tmp_path, MIXED)
+    found = per_launch(run, made, "dram_read_bytes")
+    assert len(found) == 8
+    assert found["error"].max() < 0.03
+    assert ((found["low"] <= found["truth"]) & (found["truth"] <= found["high"])).all()
+    estimated = estimates(run, made)
+    assert set(estimated.groupby("kernel_class_id").size()) == {len(FEW)}  # one row a class, whatever its modes
+    assert estimated["is_inside"].mean() >= 0.9
+    launches = estimated.set_index("kernel_class_id")["launches"].groupby(level=0).first()
+    assert launches.tolist() == pytest.approx(np.bincount(made.kernel_class), abs=10)  # some outside of samples
+    monkeypatch.setattr(modes, "MOST_MODES", 1)
+    with na.open(tmp_path) as again:
+        assert per_launch(again, made, "dram_read_bytes")["error"].max() > 0.1
+
+
+def histogram(*parts: tuple[float, int], spread: float = 0.02) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    """Bins, launches and time of launches around the given means (us, launches)."""
+    random = np.random.default_rng(1)
+    each = np.concatenate([1000 * mean * np.exp(spread * random.standard_normal(count)) for mean, count in parts])
+    bins, at = np.unique(np.floor(np.log(each) / modes.BIN).astype(np.int64), return_inverse=True)
+    return bins, np.bincount(at).astype(float), np.bincount(at, each)
+
+
+@pytest.mark.parametrize(
+    ("parts", "spread", "launches"),
+    [
+        (((20, 1000),), 0.02, [1000]),
+        (((20, 1000),), 0.3, [1000]),  # any length between: no modes
+        (((20, 60),), 0.1, [60]),
+        (((20, 1000), (40, 500)), 0.02, [1000, 500]),
+        (((20, 1000), (25, 500)), 0.02, [1000, 500]),
+        (((20, 1000), (21, 500)), 0.02, [1500]),
+        (((16, 290), (40, 500), (53, 200), (778, 30)), 0.015, [290, 500, 200, 30]),
+        (((20, 1000), (2000, 3)), 0.02, [1003]),  # halted three times
+        (tuple((2.0**n, 100 - n) for n in range(10)), 0.01, [100, 99, 98, 97, 96, 95, 94, 276]),
+    ],
+)
+def test_modes_of_durations(parts: tuple[tuple[float, int], ...], spread: float, launches: list[int]) -> None:
+    bins, count, time = histogram(*parts, spread=spread)
+    found = modes.modes(bins, count, time)
+    assert sum(mode.launches for mode in found) == sum(launches)
+    if len(launches) < modes.MOST_MODES:
+        assert [mode.launches for mode in found] == launches
+        assert sum(mode.launches * mode.mean_ns for mode in found) == pytest.approx(time.sum())
+    assert len(found) == len(launches)
+    assert all(a.end == b.first for a, b in itertools.pairwise(found))
+
+
+def test_modes_that_cannot_be_told_apart_merge_with_their_own_class_first() -> None:
+    random = np.random.default_rng(0)
+    x = random.random((500, 4))
+    x[:, 1] = x[:, 0] + 0.002 * random.random(500)
+    x[:, 2] = x[:, 0] + 0.001 * random.random(500)
+    gram = x.T @ x
+    assert sorted(map(sorted, solve.told_apart(gram, 100.0))) == [[0, 1, 2], [3]]
+    worst = int(np.argmax(solve._inflation(gram)[0]))
+    assert any({worst, 3} <= set(group) for group in solve.told_apart(gram, 100.0, [[worst, 3]]))
+
+
+def test_each_class_has_the_clock_that_ran_while_it_did(tmp_path: Path) -> None:
+    groups = (("sm_cycles_elapsed", "sm_cycles_active", "inst", "pipe_tensor_busy_ns"),)
+    rates = {"sm_cycles_active": [0.9, 0.98, 0.5, 0.98], "pipe_tensor_busy_ns": [0.9, 0.0, 0.0, 0.4]}
+    clocks = (0.8, 1.0, 1.0, 0.9)
+    job = Job(classes=4, seconds=4, groups=groups, rates=rates, clocks=clocks, noise=0.002)
+    _, run = opened(tmp_path, job)
+    sql = "SELECT value FROM counters WHERE counter = '{}' ORDER BY kernel_class_id"
+    assert run.sql(sql.format("sm_clock_hz"))["value"].to_numpy() / 1.5e9 == pytest.approx(clocks, rel=0.01)
+    active = run.sql(sql.format("sm_active_pct"))["value"].to_numpy()
+    assert active == pytest.approx([90, 98, 50, 98], abs=1)
+    # A percentage of each sample's own cycles: of samples that the kernel shares with others at another clock.
+    assert run.sql(sql.format("pipe_tensor_pct"))["value"].to_numpy() == pytest.approx([90, 0, 0, 40], abs=1)
+
+
+def test_samples_cut_short_are_left_out(tmp_path: Path) -> None:
+    groups = (("sm_cycles_elapsed", "inst", "dram_read_bytes"),)
+    job = Job(groups=groups, cut=0.01, clocks=(1.0,) * 10)
+    made, run = opened(tmp_path, job)
+    cut = int((made.values["sm_cycles_elapsed"] < 0.1 * np.median(made.values["sm_cycles_elapsed"])).sum())
+    quality = run.attribution_quality().set_index("counter")
+    assert cut > 5
+    assert set(quality["samples_dropped"]) == {cut}
+    assert quality.loc["inst", "explained"] > 0.99
+    assert estimates(run, made).query("counter == 'inst' and truth > 0")["error"].median() < 0.02
+
+
+def test_a_pipe_that_was_not_sampled_has_what_instructions_the_others_leave() -> None:
+    def certain(value: float) -> derivation.Value:
+        return derivation.Value(value, None, value, value)
+
+    device = derivation.Properties({"fp32_flops_per_sm_cycle": 256.0, "fp64_flops_per_sm_cycle": 128.0})
+    fp64 = next(part for part in sampled.COMPUTE_PARTS if part.counter == "pipe_fp64_pct")
+    known = {"pipe_issue_pct": certain(50.0), "pipe_fma_pct": certain(20.0), "pipe_alu_pct": certain(30.0)}
+    # 2 of 4 issue slots a cycle; FMA takes 0.8 of them and ALU 0.6: FP64 can have 0.6 of its 2.
+    assert derivation._limit(fp64, known, sampled.COMPUTE_PARTS, device) == pytest.approx(30)
+    known["pipe_lsu_pct"] = certain(70.0)
+    assert derivation._limit(fp64, known, sampled.COMPUTE_PARTS, device) == 0
+    assert derivation._limit(fp64, {}, sampled.COMPUTE_PARTS, device) == 100
 
 
 # --- when it is computed ---------------------------------------------------------------------------

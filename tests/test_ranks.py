@@ -83,6 +83,20 @@ def test_one_process_with_two_devices_has_two_rows(tmp_path: Path) -> None:
     assert ranks.sentence(found).startswith("node0-0-100 device 1 is the slowest")
 
 
+def test_recordings_one_after_another_are_not_ranks(tmp_path: Path) -> None:
+    """Without a launcher's numbers nothing says that two partitions ran side by side."""
+    trace = Trace(tmp_path / "run")
+    for process, duration in (("node0-0-707", 100), ("node0-0-708", 900)):
+        trace.process_row(process, rank=None)
+        trace.device(process)
+        trace.kernel(trace.kernel_class("k", process=process), start_ns=0, duration_ns=duration, process=process)
+    trace.write()
+    found = rows(na.open(tmp_path / "run"))
+    assert [(row["is_slowest"], row["compute_skew"], row["waiting_ns"]) for row in found] == [(False, None, None)] * 2
+    assert ranks.sentence(found) == ""
+    assert ranks.rank_grid(found).rows == ()
+
+
 def test_a_single_rank_is_not_compared(tmp_path: Path) -> None:
     (row,) = rows(job(tmp_path / "run", [600], [300]))
     assert (row["is_slowest"], row["compute_skew"], row["waiting_ns"]) == (False, None, None)

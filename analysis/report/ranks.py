@@ -12,8 +12,8 @@ NEGLIGIBLE = 0.01  # of kernel time: a rank that makes the others wait less than
 
 
 def rank_grid(rows: Sequence[Row]) -> Grid:
-    """A row a rank and device, from the shipped query `ranks`; nothing for a single one."""
-    if len(rows) < 2:
+    """A row a rank and device, from the shipped query `ranks`; nothing where none can be compared."""
+    if not any(row["is_slowest"] for row in rows):
         return Grid()
     heads = (Head("Rank", "process", style=""), Head("Device", style=""), Head("Launches"), Head("Computing"),
              Head("Skew", "from the mean"), Head("Communicating"), Head("Share", "of kernel time"),

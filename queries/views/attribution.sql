@@ -1,7 +1,7 @@
 -- attribution: rate of each sampled counter in each kernel class, from samples of the whole device.
 --
 -- A sample is the sum of what ran in it: time times rate, solved by non-negative least squares for each
--- device and counter group. See docs/attribution.md.
+-- device and counter group. Of a class whose launches differ in length, the mean over its modes. See docs/attribution.md.
 --
 -- Columns:
 --   device              VARCHAR  -                     UUID, else process/ordinal.
@@ -17,7 +17,7 @@
 --   time_ns             BIGINT   ns                    Time it ran in these samples.
 --   launches            BIGINT   launches              Launches of the class while the device was sampled.
 --   is_told_apart       BOOLEAN  -                     FALSE where it was merged: the rate is not its own.
---   merged_terms        BIGINT   -                     How many terms share the rate; 1 where none.
+--   merged_terms        BIGINT   -                     How many classes or other terms share the rate; 1: none.
 --   variance_inflation  DOUBLE   1                     How much other terms that run along with it widen its variance.
 --   degrees             DOUBLE   1                     Student's degrees of freedom of the interval.
 SELECT

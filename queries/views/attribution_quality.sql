@@ -8,9 +8,9 @@
 --   start_ns            BIGINT   ns                    Start of the first sample.
 --   end_ns              BIGINT   ns                    End of the last sample.
 --   samples             BIGINT   samples               Samples used.
---   samples_dropped     BIGINT   samples               Not used: no or absurd values, or while a launch was replayed.
+--   samples_dropped     BIGINT   samples               Not used: absurd values, cut short, or during a replay or pause.
 --   blocks              BIGINT   -                     Blocks of samples; 0 where there are too few samples.
---   terms               BIGINT   -                     Kernel classes, copies and idle time that ran.
+--   terms               BIGINT   -                     Modes of kernel classes, copies and idle time that ran.
 --   terms_merged        BIGINT   -                     Those that could not be told apart from another.
 --   explained           DOUBLE   1                     Share of the variation predicted; negative is worse than none.
 --   mean_per_s          DOUBLE   counter unit / s      Mean over all samples.
