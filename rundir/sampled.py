@@ -152,7 +152,15 @@ SAMPLED: tuple[SampledCounter, ...] = (
     _sum("l2_bytes", "bytes", "Moved between L2 and its clients.", "lts__t_bytes"),
     _sum("l2_sectors", "sectors", "Sectors looked up in L2.", "lts__t_sectors"),
     _sum("l2_sectors_hit", "sectors", "Those found there.", "lts__t_sectors_lookup_hit"),
-    _busy("l2_busy_ns", "L2 cache", "lts__t_sectors", "lts__t_bytes"),
+    # The throughputs are what exact counters mean by these percentages; sectors and wavefronts are but a part of them.
+    _busy(
+        "l2_busy_ns",
+        "L2 cache",
+        "lts__throughput",
+        "LTS.TriageCompute.lts__throughput",
+        "lts__t_sectors",
+        "lts__t_bytes",
+    ),
     _sum(
         "l1_sectors",
         "sectors",
@@ -167,7 +175,14 @@ SAMPLED: tuple[SampledCounter, ...] = (
         "l1tex__t_sectors_lookup_hit",
         "SM_B.TriageCompute.l1tex__t_sectors_lookup_hit",
     ),
-    _busy("l1_busy_ns", "L1 cache's data pipe", "l1tex__data_pipe_lsu_wavefronts", "l1tex__t_sectors"),
+    _busy(
+        "l1_busy_ns",
+        "L1 cache",
+        "l1tex__throughput",
+        "SM_A.TriageCompute.l1tex__throughput",
+        "l1tex__data_pipe_lsu_wavefronts",
+        "l1tex__t_sectors",
+    ),
 )
 
 BY_COLUMN = {counter.column: counter for counter in SAMPLED}
@@ -177,7 +192,7 @@ BY_COLUMN = {counter.column: counter for counter in SAMPLED}
 GROUPS: tuple[tuple[str, ...], ...] = (
     (
         "sm_cycles_elapsed", "sm_cycles_active", "inst", "issue_active_cycles", "pipe_tensor_busy_ns",
-        "dram_read_bytes", "dram_write_bytes", "dram_busy_ns", "l2_bytes", "l2_busy_ns", "warps_active",
+        "dram_read_bytes", "dram_write_bytes", "dram_busy_ns", "l2_bytes", "warps_active", "l2_busy_ns",
     ),
     ("sm_cycles_elapsed", "sm_cycles_active", "pipe_alu_busy_ns", "pipe_fma_busy_ns", "pipe_fp64_busy_ns"),
     ("sm_cycles_elapsed", "l1_sectors", "l1_sectors_hit", "l1_busy_ns"),
