@@ -107,10 +107,13 @@ class Pauses:
         timeline.listener = self._note_kernels
 
     def learn(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take in rows of `ranges`; the first steps set the first pause."""
+        """Take in rows of `ranges`; the first steps set the first pause, a whole rest away.
+
+        So a recording that is too short to measure anything by pauses has none, and all its launches.
+        """
         self._steps.learn(rows)
         if self.next_at == float("inf") and not self._is_over and self._steps.length_s is not None:
-            self.next_at = time.monotonic() + self._random.random() * self._rest_s(self._length_s())
+            self.next_at = time.monotonic() + self._rest_s(self._length_s())
 
     def give_up(self) -> None:
         """Pause no more."""

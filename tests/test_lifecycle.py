@@ -99,7 +99,7 @@ def test_kill_9_costs_at_most_the_last_flush(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     process = start(
         """
-        recorder.start(run_dir, flush_s=0.2)
+        recorder.start(run_dir, flush_s=0.2, pause_pct=0)
         while True:
             with recorder.annotate("step"):
                 gpu.launch("a")
