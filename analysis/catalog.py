@@ -10,19 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanalyze.rundir import shards as shardfiles
 from nanalyze.rundir.schema import FORMAT_VERSION, TABLE_KEY, TABLES, VERSION_KEY, Table
-from nanalyze.rundir.shards import PARTITION_NAME, SHARD_NAME, Shard
+from nanalyze.rundir.shards import PARTITION_NAME, Shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Progress = Callable[[int, int], None]
+
+LISTINGS = 5  # at most, where shards are merged while the run is opened
 
 RESTORE = "Copy it again from where it was recorded; the rest of the run was read without it."
 RECORD_AGAIN = "Its rows cannot be recovered; the rest of the run was read without them."
@@ -66,29 +69,68 @@ class ShardProblem(Exception):
         self.remedy = remedy
 
 
+Outcome = list[str] | ShardProblem  # of checking a shard: its columns beyond the declared ones
+
+
 def scan(root: Path, *, verify: bool = True, progress: Progress | None = None) -> Catalog:
     """The catalog of the run directory at `root`, an absolute path without symlinks.
 
     Without `verify` the hashes are not compared (the footers still are): quicker by reading less.
     `progress` is called with the shards checked so far and their number.
     """
-    catalog = Catalog()
-    found = [shard for table in TABLES.values() for shard in _find(root, table, catalog.damage)]
-    _report_gaps(root, found, catalog.damage)
-    for done, (shard, outcome) in enumerate(_checked(found, root, verify), 1):
-        if isinstance(outcome, ShardProblem):
+    outcomes: dict[Path, Outcome] = {}
+    for _ in range(LISTINGS):
+        catalog = Catalog()
+        found = _list(root, catalog.damage)
+        _check_new(found, outcomes, root, verify, progress)
+        if not _was_compacted(found, root):
+            break
+    _take(catalog, root, found, outcomes)
+    # By name: a merged shard that is damaged is present all the same, and so are those it replaces.
+    present = shardfiles.outermost(found)
+    _report_gaps(root, present, catalog.damage)
+    _report_lost_tail(root, present, catalog)
+    _report_unannounced(root, present, catalog.damage)
+    catalog.damage.sort(key=lambda d: (d.table_name, d.process or "", d.path, d.problem))
+    return catalog
+
+
+def _list(root: Path, damage: list[Damage]) -> list[Shard]:
+    return [shard for table in TABLES.values() for shard in _find(root, table, damage)]
+
+
+def _check_new(
+    found: list[Shard], outcomes: dict[Path, Outcome], root: Path, verify: bool, progress: Progress | None
+) -> None:
+    new = [shard for shard in found if shard.path not in outcomes]
+    for done, (shard, outcome) in enumerate(_checked(new, root, verify), 1):
+        outcomes[shard.path] = outcome
+        if progress is not None:
+            progress(done, len(new))
+
+
+def _was_compacted(found: list[Shard], root: Path) -> bool:
+    """Whether shards were merged since `found` was listed, so that neither they nor the merged one may be in it."""
+    now = {shard.path: shard for shard in _list(root, [])}
+    before = {shard.path for shard in found}
+    return not before <= now.keys() or any(now[path].last > now[path].sequence for path in now.keys() - before)
+
+
+def _take(catalog: Catalog, root: Path, found: list[Shard], outcomes: Mapping[Path, Outcome]) -> None:
+    """Put each shard that nothing good takes the place of into the catalog, or among its damage."""
+    good = [shard for shard in found if not isinstance(outcomes[shard.path], ShardProblem)]
+    used = {shard.path for shard in shardfiles.outermost(good)}
+    replacing = [shard for shard in good if shard.last > shard.sequence]
+    for shard in found:
+        outcome = outcomes[shard.path]
+        if not isinstance(outcome, ShardProblem):
+            if shard.path in used:
+                catalog.shards[shard.table].append(shard)
+                _note_extra(catalog, shard.table, outcome)
+        elif shard in shardfiles.outermost([*replacing, shard]):
             catalog.damage.append(
                 _damage(root, shard.path, shard.table, shard.process, outcome.problem, outcome.remedy)
             )
-        else:
-            catalog.shards[shard.table].append(shard)
-            _note_extra(catalog, shard.table, outcome)
-        if progress is not None:
-            progress(done, len(found))
-    _report_lost_tail(root, found, catalog)
-    _report_unannounced(root, found, catalog.damage)
-    catalog.damage.sort(key=lambda d: (d.table_name, d.process or "", d.path, d.problem))
-    return catalog
 
 
 def of_shards(root: Path, shards: Iterable[Shard]) -> Catalog:
@@ -104,8 +146,8 @@ def of_shards(root: Path, shards: Iterable[Shard]) -> Catalog:
     return catalog
 
 
-def _checked(shards: list[Shard], root: Path, verify: bool) -> Iterator[tuple[Shard, list[str] | ShardProblem]]:
-    def check(shard: Shard) -> list[str] | ShardProblem:
+def _checked(shards: list[Shard], root: Path, verify: bool) -> Iterator[tuple[Shard, Outcome]]:
+    def check(shard: Shard) -> Outcome:
         try:
             return _check(shard, root, verify)
         except ShardProblem as problem:
@@ -132,11 +174,11 @@ def _find(root: Path, table: Table, damage: list[Damage]) -> Iterator[Shard]:
             continue
         process = match.group(1)
         for file in _entries(Path(entry.path), root, table.name, process, damage):
-            name = SHARD_NAME.match(file.name)
-            if name is None:
+            shard = shardfiles.parse(Path(file.path), table.name, process)
+            if shard is None:
                 damage.append(_foreign(root, file.path, table.name, process, "<number>-<hash>.parquet"))
             else:
-                yield Shard(Path(file.path), table.name, process, int(name.group(1)), name.group(2))
+                yield shard
 
 
 def _entries(folder: Path, root: Path, table: str, process: str | None, damage: list[Damage]) -> list[os.DirEntry[str]]:
@@ -263,26 +305,27 @@ def _is_double(schema: pa.Schema, name: str) -> bool:
 # --- missing shards ----------------------------------------------------------------------------
 
 
-def _by_partition(shards: Iterable[Shard]) -> dict[tuple[str, str], list[int]]:
-    numbers: dict[tuple[str, str], list[int]] = {}
+def _by_partition(shards: Iterable[Shard]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """First and last number of each shard."""
+    spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for shard in shards:
-        numbers.setdefault((shard.table, shard.process), []).append(shard.sequence)
-    return numbers
+        spans.setdefault((shard.table, shard.process), []).append(shard.span)
+    return spans
 
 
 def _report_gaps(root: Path, found: list[Shard], damage: list[Damage]) -> None:
     """Numbers run from 1 without a gap, so a gap is a lost shard and a number used twice a clash."""
-    for (table, process), numbers in _by_partition(found).items():
+    for (table, process), spans in _by_partition(found).items():
         previous = 0
-        for number in sorted(numbers):
+        for number, last in sorted(spans):
             if number > previous + 1:
                 damage.append(_lost(root, table, process, previous + 1, number - 1))
-            elif number == previous:
+            elif number <= previous:
                 folder = root / table / f"process={process}"
                 problem = f"has shard number {number} more than once"
                 remedy = "All were read, so rows may be counted twice: keep the right one."
                 damage.append(_damage(root, folder, table, process, problem, remedy))
-            previous = number
+            previous = max(previous, last)
 
 
 def _report_lost_tail(root: Path, found: list[Shard], catalog: Catalog) -> None:
@@ -290,7 +333,7 @@ def _report_lost_tail(root: Path, found: list[Shard], catalog: Catalog) -> None:
     present = _by_partition(found)
     for process, counts in _declared(catalog).items():
         for table, count in counts.items():
-            last = max(present.get((table, process), [0]))
+            last = max((last for _, last in present.get((table, process), [])), default=0)
             if table in TABLES and count > last:
                 catalog.damage.append(_lost(root, table, process, last + 1, count))
 

@@ -97,14 +97,21 @@ def _create_views(
     overrides: Mapping[str, float],
 ) -> None:
     connection.execute("CREATE SCHEMA raw")
+    for view, source in raw_sources(root, info, found, overrides).items():
+        connection.execute(f"CREATE VIEW raw.{sqltext.name(view)} AS {source}")
+    for view in queries.VIEWS:
+        connection.execute(f"CREATE VIEW main.{sqltext.name(view)} AS {queries.view(view).sql}")
+
+
+def raw_sources(
+    root: Path, info: Mapping[str, Any], found: catalog.Catalog, overrides: Mapping[str, float]
+) -> dict[str, str]:
+    """A SELECT for each relation of schema `raw`; those that Python works out are empty at first."""
     sources = {table.name: _table_source(table, root, found) for table in TABLES.values()}
     sources.update(_constant_sources(info, found, overrides))
     made = {**attribution.TABLES, **overhead.TABLES}
     sources.update({name: sqltext.empty(columns) for name, columns in made.items()})
-    for view, source in sources.items():
-        connection.execute(f"CREATE VIEW raw.{sqltext.name(view)} AS {source}")
-    for view in queries.VIEWS:
-        connection.execute(f"CREATE VIEW main.{sqltext.name(view)} AS {queries.view(view).sql}")
+    return sources
 
 
 def _refused(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> RunError | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from nanalyze.analysis import catalog
 from nanalyze.analysis.run import Run
 from nanalyze.rundir import runfile
 from nanalyze.rundir.schema import TABLES
-from nanalyze.rundir.shards import PARTITION_NAME, SHARD_NAME, Shard, digest
+from nanalyze.rundir.shards import PARTITION_NAME, Shard, digest, outermost, parse
 
 NEWEST_BYTES = 16 << 20  # a table: about a million launches
 # Small, and needed whole: what a kernel class or a device is was written when it was first seen.
@@ -68,7 +68,7 @@ class Live:
 
     def __post_init__(self) -> None:
         self.info = runfile.read(self.run_dir)
-        self._seen: dict[tuple[str, str], set[str]] = {}
+        self._seen: dict[tuple[str, str], dict[tuple[int, int], int]] = {}  # rows of each shard, by its numbers
 
     @property
     def total_ns(self) -> int:
@@ -78,14 +78,26 @@ class Live:
         """Read the shards that are new; how many."""
         new = [shard for table in _READ for shard in self._new_shards(table)]
         for shard in new:
+            seen = self._seen.setdefault((shard.table, shard.process), {})
             try:
                 data = shard.path.read_bytes()
+                written_at = shard.path.stat().st_mtime
+            except FileNotFoundError:
+                continue  # merged with others meanwhile: the next update finds its rows there
+            except OSError:
+                seen[shard.span] = 0
+                self.unreadable += 1
+                continue
+            try:
                 if digest(data) != shard.digest:
                     raise ValueError("does not match the hash in its name")
                 rows = pq.ParquetFile(pa.BufferReader(data)).read(columns=_READ[shard.table])
-                written_at = shard.path.stat().st_mtime
-                getattr(self, f"_take_{shard.table}")(shard.process, rows)
-            except (pa.ArrowException, OSError, KeyError, ValueError):
+                # A merged shard holds the rows of its parts in order, and those read so far are the first ones.
+                known = sum(seen.pop(span) for span in _inside(seen, shard))
+                seen[shard.span] = rows.num_rows
+                getattr(self, f"_take_{shard.table}")(shard.process, rows.slice(known))
+            except (pa.ArrowException, KeyError, ValueError):
+                seen.setdefault(shard.span, 0)
                 self.unreadable += 1
                 continue
             self.written_at = max(written_at, self.written_at or 0.0)
@@ -93,10 +105,14 @@ class Live:
 
     def _new_shards(self, table: str) -> Iterator[Shard]:
         for shard in _shards(self.run_dir, table):
-            seen = self._seen.setdefault((table, shard.process), set())
-            if shard.path.name not in seen:
-                seen.add(shard.path.name)
+            seen = self._seen.get((table, shard.process), {})
+            if shard.span in seen:
+                continue
+            inside = _inside(seen, shard)
+            if sum(last - first + 1 for first, last in inside) <= shard.span[1] - shard.span[0]:
                 yield shard
+            else:  # merged from what has been read
+                seen[shard.span] = sum(seen.pop(span) for span in inside)
 
     # -- what each table adds -----------------------------------------------------------------------
 
@@ -180,17 +196,22 @@ def _stat(path: Path) -> tuple[float, int]:
     return status.st_mtime, status.st_size
 
 
+def _inside(seen: Mapping[tuple[int, int], int], shard: Shard) -> list[tuple[int, int]]:
+    """Those of the numbers seen that a merged shard takes the place of."""
+    if shard.last <= shard.sequence:
+        return []
+    return [span for span in seen if shard.sequence <= span[0] and span[1] <= shard.last]
+
+
 def _shards(run_dir: Path, table: str) -> Iterator[Shard]:
     """The table's shards by name, in each process in order."""
     for folder in _names(run_dir / table):
         partition = PARTITION_NAME.match(folder)
         if partition is None:
             continue
-        for name in _names(run_dir / table / folder):
-            match = SHARD_NAME.match(name)
-            if match is not None:
-                path = run_dir / table / folder / name
-                yield Shard(path, table, partition.group(1), int(match.group(1)), match.group(2))
+        paths = [run_dir / table / folder / name for name in _names(run_dir / table / folder)]
+        parsed = [parse(path, table, partition.group(1)) for path in paths]
+        yield from outermost(shard for shard in parsed if shard is not None)
 
 
 def _names(folder: Path) -> list[str]:

@@ -86,7 +86,9 @@ class Run:
     ) -> None:
         self.path = path
         self.info = dict(info)
+        self._root = root
         self._catalog = found
+        self._overrides = overrides
         self._running: duckdb.DuckDBPyConnection | None = None
         self._closed = False
         # Relations that are worked out before the first query that needs them: what fills them.
@@ -128,14 +130,8 @@ class Run:
 
         Raises QueryError for an unknown query or parameter.
         """
-        if name not in queries.query_names():
-            raise QueryError(f"{name}: no such query. Shipped are {', '.join(queries.query_names())}.")
-        shipped = queries.query(name)
-        values: dict[str, object] = {p.name: _default(p) for p in shipped.parameters}
-        for parameter in parameters:
-            if parameter not in values:
-                raise QueryError(f"{name}: no parameter {parameter!r}. It takes {', '.join(values) or 'none'}.")
-        values.update(parameters)
+        shipped = queries.find(name)
+        values = queries.bind(shipped, parameters)
         return self.sql(shipped.sql, values or None)
 
     def verdicts(self) -> pd.DataFrame:
@@ -226,6 +222,16 @@ class Run:
     def damage_count(self) -> int:
         """How many rows `damage` has."""
         return len(self._catalog.damage)
+
+    def view_script(self, relative_to: str | os.PathLike[str] | None = None) -> str:
+        """SQL that makes these views in a DuckDB of one's own, over the same files: see `analysis.script`.
+
+        Paths in it are absolute, or relative to a folder.
+        """
+        from nanalyze.analysis import script
+
+        base = None if relative_to is None else Path(relative_to)
+        return script.views(self, self._root, self.info, self._catalog, self._overrides, base)
 
     def interrupt(self) -> None:
         """Stop the query that is being read, from another thread; reading it then raises QueryError."""
@@ -326,12 +332,6 @@ def _positioned(
     except duckdb.Error as positioned:
         return positioned
     return error
-
-
-def _default(parameter: queries.Parameter) -> object:
-    if parameter.default == "NULL":
-        return None
-    return float(parameter.default) if parameter.type == "DOUBLE" else int(parameter.default)
 
 
 # --- results -----------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ SETTINGS = (
     Setting("lead_pct", 10, "%", "Between the two, the lead that decides; closer is balanced (Nsight Compute's)."),
     Setting("min_waves", 1, "", "A grid with fewer waves is too small for the device (Nsight Compute's)."),
     Setting("launch_ns", 5000, "ns", "A shorter kernel costs about as much to launch as to run."),
+    Setting(
+        "host_call_ns", 50_000, "ns", "Within it of its last call, a host that launches is taken to be at its fastest."
+    ),
     Setting("low_occupancy_pct", 50, "%", "A latency-bound kernel below it is said to have few warps."),
     Setting(
         "low_issue_pct", 60, "%", "Below it the schedulers are said to wait (Nsight Compute's IssueSlotUtilization)."

@@ -20,7 +20,7 @@ import click
 from nanalyze.rundir.errors import NanalyzeError
 
 # Module and command have the verb's name; a module named like a keyword has an underscore behind it.
-VERBS = ("record", "report", "sql", "compare", "import", "export", "info", "top", "doctor")
+VERBS = ("record", "report", "sql", "compare", "import", "export", "info", "compact", "top", "doctor")
 
 
 class Commands(click.Group):

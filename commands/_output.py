@@ -1,4 +1,4 @@
-"""Writes query results: as a table for people, or as CSV, JSON or Parquet, batch by batch."""
+"""Writes query results: for people as a table, record by record or as Markdown; CSV, JSON, Parquet by batches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
     import nanalyze.analysis as na
 
-FORMATS = ("table", "csv", "json", "parquet")
+FORMATS = ("table", "csv", "json", "parquet", "markdown", "vertical")
+FOR_PEOPLE = ("table", "markdown", "vertical")
 CELL_WIDTH = 80  # longer cells are cut in tables: names of templates run to 10 kB
 
 
@@ -28,6 +30,8 @@ def write(reader: na.Batches, format: str, sink: IO[bytes], max_rows: int | None
         "csv": _write_csv,
         "json": _write_json,
         "parquet": _write_parquet,
+        "markdown": _write_markdown,
+        "vertical": _write_vertical,
     }
     writers[format](reader.schema, iter(limited), sink)
     return limited.was_cut
@@ -56,12 +60,17 @@ class _Limited:
 
 
 def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], sink: IO[bytes]) -> None:
-    rows = [row for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
+    rows = list(_rows(batches))
     if schema.names == ["explain_key", "explain_value"]:
         text = "\n".join(escape(line) for _, plan in rows for line in str(plan).splitlines())
     else:
         text = table(list(schema.names), rows)
     sink.write((text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    for batch in batches:
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def table(names: list[str], rows: list[tuple[Any, ...]]) -> str:
@@ -120,6 +129,36 @@ def _line(cells: list[str], widths: list[int], right: list[bool]) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+# --- markdown and vertical ---------------------------------------------------------------------
+
+
+def _write_markdown(schema: pa.Schema, batches: Iterator[pa.RecordBatch], sink: IO[bytes]) -> None:
+    """A table for a document: numbers right, whole cells."""
+    rows = list(_rows(batches))
+    right = [bool(rows) and all(_is_number(row[i]) or row[i] is None for row in rows) for i in range(len(schema.names))]
+    lines = [[_markdown(escape(name)) for name in schema.names], ["---:" if is_right else "---" for is_right in right]]
+    lines += [[_markdown(cell(value)) for value in row] for row in rows]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    sink.write((text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def _markdown(text: str) -> str:
+    """`text` such that Markdown shows it as it is: a bar would end the cell, `<` begin a tag."""
+    return re.sub(r"[\\`*\[\]|<>~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", text)
+
+
+def _write_vertical(schema: pa.Schema, batches: Iterator[pa.RecordBatch], sink: IO[bytes]) -> None:
+    """A line a value, for rows too wide to stand in a line; whole cells."""
+    names = [escape(name) for name in schema.names]
+    width = max(map(_width, names), default=0)
+    for number, row in enumerate(_rows(batches), 1):
+        lines = [f"--- row {number} ---"]
+        lines += [
+            " " * (width - _width(name)) + f"{name}  {cell(value)}" for name, value in zip(names, row, strict=True)
+        ]
+        sink.write(("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
 
 
 # --- csv, json, parquet ------------------------------------------------------------------------

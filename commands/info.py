@@ -188,7 +188,7 @@ def lines(content: Row) -> Iterator[str]:
         for row in content["devices"]
     ]
     yield from _table("Devices", ["name", "uuid", "cc", "SMs", "processes"], devices)
-    rows = [(row["table"], row["rows"], row["shards"], _size(row["bytes"])) for row in content["tables"]]
+    rows = [(row["table"], row["rows"], row["shards"], size_text(row["bytes"])) for row in content["tables"]]
     yield from _table("Tables", ["table", "rows", "shards", "size"], rows)
     for name in ("losses", "notes"):
         yield from _events(name, content[name])
@@ -201,7 +201,7 @@ def _head(content: Row) -> Iterator[str]:
     ended = [row["ended"] for row in content["processes"]]
     counts = ", ".join(f"{ended.count(kind)} {kind}" for kind in dict.fromkeys(ended))
     noun = "process" if len(ended) == 1 else "processes"
-    yield f"{content['run_dir']}: {len(ended)} {noun} ({counts}), {_size(content['bytes'])}, by {content['source']}"
+    yield f"{content['run_dir']}: {len(ended)} {noun} ({counts}), {size_text(content['bytes'])}, by {content['source']}"
     if content["started_ns"] is not None:
         moment = datetime.fromtimestamp(content["started_ns"] / 1e9, UTC)
         duration = _seconds(content["started_ns"], content["ended_ns"])
@@ -244,7 +244,7 @@ def _list(title: str, texts: list[str]) -> Iterator[str]:
     yield ""
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     """Bytes for people: powers of 1000."""
     value, units = float(count), ["kB", "MB", "GB", "TB"]
     if count < 1000:

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
 
-from nanalyze import queries
-from nanalyze.commands import _output, one_line
+from nanalyze.commands import _answer, _describe, _output, _shell
+from nanalyze.commands._answer import Question
 from nanalyze.commands._open import open_run
-from nanalyze.rundir.errors import NanalyzeError, QueryError
+from nanalyze.rundir.errors import QueryError
 
 if TYPE_CHECKING:
     import nanalyze.analysis as na
 
-TABLE_ROWS = 1000  # a table is for reading; the machine formats have no limit of their own
 
-HELP = """\
-.tables          list the views
-.schema [VIEW]   columns of a view, or of all, with type, unit and meaning
-.queries         list the shipped queries
-.run QUERY       run a shipped query
-.help            this
-.quit            leave (as does Ctrl-D)
-Anything else is SQL: one SELECT, ended by a semicolon. Ctrl-C stops it."""
+def _list_queries(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given and not context.resilient_parsing:
+        click.echo(_describe.headers())
+        context.exit()
 
 
 @click.command("sql")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("query", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the query from this file.")
+@click.option("--query", "shipped", metavar="NAME", help="Run this shipped query.")
+@click.option(
+    "--set", "assignments", metavar="NAME=VALUE", multiple=True, help="Value of a parameter of --query; repeatable."
+)
+@click.option(
+    "--queries",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_queries,
+    help="List the shipped queries with their parameters and exit.",
+)
 @click.option(
     "--format",
     "format_",
@@ -45,41 +48,93 @@ Anything else is SQL: one SELECT, ended by a semicolon. Ctrl-C stops it."""
     help="How to write the result.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write to this file instead of the terminal.")
-@click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
-@click.option("--max-rows", type=click.IntRange(min=1), help=f"Stop after so many rows; {TABLE_ROWS} for a table.")
+@click.option("--force", is_flag=True, help="Overwrite the file of --output or --emit-views if it exists.")
+@click.option(
+    "--max-rows",
+    type=click.IntRange(min=1),
+    help=f"Stop after so many rows; {_shell.TABLE_ROWS} for table, markdown and vertical.",
+)
 @click.option("--allow-external", is_flag=True, help="Let the query read files outside the run directory.")
+@click.option(
+    "--emit-views",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write an SQL script that makes the run's views in any DuckDB, `-` to standard output, and exit.",
+)
+@click.option("--relative", is_flag=True, help="With --emit-views: paths relative to the script's folder.")
 def sql(
     run_dir: Path,
     query: str | None,
     file: Path | None,
+    shipped: str | None,
+    assignments: tuple[str, ...],
     format_: str,
     output: Path | None,
     force: bool,
     max_rows: int | None,
     allow_external: bool,
+    emit_views: Path | None,
+    relative: bool,
 ) -> None:
     """Run QUERY, one SELECT, on the run in RUN_DIR.
 
     Without QUERY it is read from standard input, or asked for if that is a terminal; `-` reads
-    standard input in any case. `.tables`, `.schema` and `.queries` show what there is.
+    standard input in any case. `.tables`, `.schema` and `.queries` show what there is; `.schema VIEW`
+    and `.queries NAME` say all about one. docs/sql.md answers common questions.
 
     \b
     Examples:
       nanalyze sql run_dir .tables
       nanalyze sql run_dir "SELECT kernel, share, bound FROM verdicts" --format csv
       nanalyze sql run_dir -f query.sql --format parquet -o result.parquet
+      nanalyze sql run_dir --query top_kernels --set rows=5
+      nanalyze sql run_dir --emit-views views.sql
     """
-    if query is not None and file is not None:
-        raise click.UsageError("Give QUERY or --file, not both.")
+    _check(query, file, shipped, assignments, emit_views, relative)
     if format_ == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("Parquet is not for terminals: give -o FILE.")
-    text = _query_text(query, file)
+    if emit_views is not None:
+        _emit(run_dir, emit_views, force, relative)
+        return
+    # Wrong names are told before a run is opened, which may take long.
+    question = _answer.shipped(shipped, assignments) if shipped is not None else None
+    text = None if question is not None else _query_text(query, file)
+    if question is None and text is None and (output is not None or format_ not in _shell.MODES):
+        raise click.UsageError("Give a query for --output; at the prompt `.save FILE` writes the last result.")
     with open_run(run_dir, allow_external=allow_external) as run:
-        if text is None:
-            Prompt(run, max_rows).loop()
+        if question is None and text is None:
+            _shell.Shell(run, max_rows, format_).loop()
             return
-        with _sink(output, force) as sink:
-            _answer(run, text, format_, sink, max_rows)
+        with _answer.sink(output, force) as sink:
+            _write(run, question or text or "", format_, sink, max_rows)
+
+
+def _check(
+    query: str | None,
+    file: Path | None,
+    shipped: str | None,
+    assignments: tuple[str, ...],
+    emit_views: Path | None,
+    relative: bool,
+) -> None:
+    given = [
+        name
+        for name, value in (("QUERY", query), ("--file", file), ("--query", shipped), ("--emit-views", emit_views))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise click.UsageError(f"Give {given[0]} or {given[1]}, not both.")
+    if assignments and shipped is None:
+        raise click.UsageError("--set gives parameters to a shipped query: name it with --query.")
+    if relative and emit_views is None:
+        raise click.UsageError("--relative is for --emit-views: give both.")
+
+
+def _emit(run_dir: Path, output: Path, force: bool, relative: bool) -> None:
+    to_terminal = str(output) == "-"
+    base = Path() if to_terminal else output.parent
+    with open_run(run_dir) as run, _answer.sink(None if to_terminal else output, force) as sink:
+        sink.write(run.view_script(base if relative else None).encode("utf-8", "surrogateescape"))
 
 
 def _query_text(query: str | None, file: Path | None) -> str | None:
@@ -89,7 +144,7 @@ def _query_text(query: str | None, file: Path | None) -> str | None:
             return _decoded(file.read_bytes(), str(file))
         except OSError as error:
             raise QueryError(f"{file}: cannot be read: {error.strerror}.") from error
-    if query == "-" or (query is None and not sys.stdin.isatty()):
+    if query == "-" or (query is None and not _shell.is_possible()):
         return _decoded(sys.stdin.buffer.read(), "standard input")
     return query
 
@@ -101,168 +156,20 @@ def _decoded(data: bytes, source: str) -> str:
         raise QueryError(f"{source}: is not UTF-8 text. Give one SELECT statement.") from None
 
 
-@contextmanager
-def _sink(output: Path | None, force: bool) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that appears under its name only when it is complete."""
-    if output is None:
-        yield sys.stdout.buffer
-        return
-    if output.exists() and not force:
-        raise NanalyzeError(f"{output}: exists. Use --force to overwrite it.")
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        with open(unfinished, "wb") as file:
-            yield file
-        os.replace(unfinished, output)
-    except OSError as error:
-        raise NanalyzeError(f"{output}: cannot be written: {error.strerror or error}.") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _answer(run: na.Run, text: str, format_: str, sink: IO[bytes], max_rows: int | None) -> None:
-    """Write the result of an SQL statement or of a dot command."""
-    command = _dot_command(text)
-    if command is not None:
-        sink.write((dot_output(*command) + "\n").encode("utf-8"))
-        return
-    if max_rows is None and format_ == "table":
-        max_rows = TABLE_ROWS
-    was_cut = _interruptible(run, lambda: _output.write(run.batches(text), format_, sink, max_rows))
-    if was_cut:
+def _write(run: na.Run, asked: Question | str, format_: str, sink: IO[bytes], max_rows: int | None) -> None:
+    """Write the result of a question, or of what was given as text: SQL or a dot command."""
+    if isinstance(asked, str):
+        command = _shell.dot_command(asked)
+        if command is not None and command[0] not in (".query", ".run"):
+            sink.write((_shell.listing(*command) + "\n").encode("utf-8"))
+            return
+        asked = Question(asked) if command is None else _named(command[1])
+    if max_rows is None and format_ in _output.FOR_PEOPLE:
+        max_rows = _shell.TABLE_ROWS
+    if _answer.write(run, asked, format_, sink, max_rows):
         click.echo(f"Only the first {max_rows} rows are shown: --max-rows or --format csv gives more.", err=True)
 
 
-def _interruptible(run: na.Run, work: Callable[[], bool]) -> bool:
-    """The result of `work`; Ctrl-C stops the query it reads.
-
-    The work has a thread of its own because Python handles Ctrl-C between instructions of the
-    main one, which would otherwise sit in DuckDB until the query is done.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(work)
-        try:
-            while not wait([future], timeout=0.1).done:
-                pass
-        except KeyboardInterrupt:
-            run.interrupt()
-            raise
-        return future.result()
-
-
-def _dot_command(text: str) -> tuple[str, str] | None:
-    stripped = text.strip().rstrip(";").strip()
-    if not stripped.startswith("."):
-        return None
-    name, _, argument = stripped.partition(" ")
-    return name, argument.strip()
-
-
-# --- what there is -----------------------------------------------------------------------------
-
-
-def dot_output(command: str, argument: str) -> str:
-    """What a dot command shows; QueryError for one that does not exist."""
-    if command == ".tables":
-        return _listing([(name, queries.view(name).summary) for name in _public_views()])
-    if command == ".queries":
-        return _listing([(name, queries.query(name).summary) for name in queries.query_names()])
-    if command == ".schema":
-        return "\n\n".join(_schema(name) for name in ([argument] if argument else _public_views()))
-    if command == ".help":
-        return HELP
-    raise QueryError(f"{command}: no such command. `.help` lists them.")
-
-
-def _public_views() -> list[str]:
-    return sorted(name for name in queries.VIEWS if not name.startswith("_"))
-
-
-def _listing(entries: list[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in entries)
-    return "\n".join(f"{name:<{width}}  {_sentence(name, summary)}" for name, summary in entries)
-
-
-def _sentence(name: str, summary: str) -> str:
-    """The first sentence of a header, without the name it opens with."""
-    text = summary.removeprefix(f"{name}: ")
-    for end in (". ", "? "):
-        text = text.split(end)[0] + end.strip() if end in text else text
-    return text
-
-
-def _schema(name: str) -> str:
-    if name not in queries.VIEWS:
-        raise QueryError(f"{name}: no such view. `.tables` lists them.")
-    view = queries.view(name)
-    rows: list[tuple[object, ...]] = [(c.name, c.type, c.unit or "-", c.meaning) for c in view.columns]
-    widths = [max(len(str(row[i])) for row in rows) for i in range(3)]
-    lines = ["  ".join(f"{row[i]!s:<{widths[i]}}" for i in range(3)) + f"  {row[3]}" for row in rows]
-    return "\n".join([view.summary, *(f"  {line}" for line in lines)])
-
-
-# --- the prompt --------------------------------------------------------------------------------
-
-
-class Prompt:
-    """Reads statements at a terminal until the end; an error ends the statement, not the prompt."""
-
-    def __init__(self, run: na.Run, max_rows: int | None) -> None:
-        self._run = run
-        self._max_rows = max_rows
-
-    def loop(self) -> None:
-        """Ask, answer, ask again."""
-        _load_readline()
-        click.echo(f"{self._run.path}: `.tables` lists the views, `.help` the commands, `.quit` leaves.")
-        while True:
-            try:
-                text = _read_statement()
-                if text is None or text in (".quit", ".exit"):
-                    return
-                self._answer(text)
-            except KeyboardInterrupt:
-                click.echo("")
-            except NanalyzeError as error:
-                click.echo(f"nanalyze: error: {one_line(error)}", err=True)
-
-    def _answer(self, text: str) -> None:
-        if not text:
-            return
-        command = _dot_command(text)
-        if command is not None and command[0] == ".run":
-            text = _shipped_sql(command[1])
-        _answer(self._run, text, "table", sys.stdout.buffer, self._max_rows)
-        sys.stdout.flush()
-
-
-def _shipped_sql(name: str) -> str:
-    if name not in queries.query_names():
-        raise QueryError(f"{name or '.run'}: no such query. `.queries` lists them.")
-    query = queries.query(name)
-    text = query.sql
-    for parameter in query.parameters:
-        text = text.replace(f"${parameter.name}", parameter.default)
-    return text
-
-
-def _read_statement() -> str | None:
-    """Lines up to a semicolon, or one dot command; None at the end of input."""
-    lines: list[str] = []
-    while True:
-        try:
-            line = input("    ...> " if lines else "nanalyze> ")
-        except EOFError:
-            click.echo("")
-            return None
-        lines.append(line)
-        text = "\n".join(lines).strip()
-        if not text or text.startswith(".") or text.endswith(";"):
-            return text
-
-
-def _load_readline() -> None:
-    try:
-        import readline  # noqa: F401 - gives input() line editing and history
-    except ImportError:  # Windows has none
-        return
+def _named(argument: str) -> Question:
+    name, *assignments = _answer.words(argument) or [""]
+    return _answer.shipped(name, assignments)

@@ -7,10 +7,16 @@ compared with what DuckDB says of the file by a test.
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
+
+from nanalyze.rundir.errors import QueryError
 
 # Each view may use those before it. Names with an underscore are private: they may change.
 VIEWS = (
@@ -36,7 +42,10 @@ VIEWS = (
     "_range_segments",
     "_exact_durations",
     "_launches",
+    "_activities",
+    "_device_kernels",
     "kernels",
+    "_device_time",
     "perturbation",
     "attribution",
     "attribution_windows",
@@ -53,6 +62,7 @@ VIEWS = (
     "_evidence",
     "_launch_rule",
     "verdicts",
+    "_kernel_losses",
 )
 
 
@@ -66,6 +76,13 @@ class OutputColumn:
     meaning: str
 
 
+# A parameter's unit is the ending of its name, as that of a column.
+UNITS = {"ns": "ns", "s": "s", "bytes": "bytes", "pct": "%", "hz": "Hz", "share": "1"}
+
+# Short names of parameters, for those who type them.
+SHORT_NAMES = {"n": "rows"}
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A `$name` of a query with the value it has unless the caller gives another."""
@@ -74,6 +91,37 @@ class Parameter:
     type: str
     default: str
     meaning: str
+
+    @property
+    def unit(self) -> str:
+        """Unit of its value, '' where it has none."""
+        return UNITS.get(self.name.rpartition("_")[2], "") if "_" in self.name else ""
+
+    def value(self, text: str) -> object:
+        """`text` as a value of the parameter's type; None for NULL. Raises ValueError."""
+        if text == "NULL":
+            return None
+        if self.type in ("INTEGER", "BIGINT"):
+            return _integer(text, 32 if self.type == "INTEGER" else 64)
+        if self.type == "DOUBLE":
+            return _finite(text)
+        if self.type == "BOOLEAN":
+            return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse(text)
+        return text
+
+
+def _integer(text: str, bits: int) -> int:
+    number = int(text)
+    return number if -(2 ** (bits - 1)) <= number < 2 ** (bits - 1) else _refuse(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(text)
 
 
 @dataclass(frozen=True)
@@ -109,6 +157,65 @@ def query(name: str) -> Query:
     if name not in query_names():
         raise KeyError(name)
     return parse(name, files(__name__).joinpath(f"{name}.sql").read_text(encoding="utf-8"))
+
+
+def find(name: str) -> Query:
+    """The shipped query called `name`; QueryError with the nearest names if there is none."""
+    if name in query_names():
+        return query(name)
+    near = nearest(name, query_names())
+    remedy = f"Nearest: {', '.join(near)}." if near else f"Shipped are {', '.join(query_names())}."
+    raise QueryError(f"{name or 'query'}: no such query. {remedy}")
+
+
+def bind(shipped: Query, given: Mapping[str, object]) -> dict[str, object]:
+    """A value for each parameter of the query: the one given, else its default.
+
+    QueryError, naming what the query takes, for a parameter that it has not.
+    """
+    values = {parameter.name: parameter.value(parameter.default) for parameter in shipped.parameters}
+    values.update({_parameter(shipped, key).name: value for key, value in given.items()})
+    return values
+
+
+def bind_text(shipped: Query, given: Mapping[str, str]) -> dict[str, object]:
+    """The same from text, converted to each parameter's type; NULL is no value.
+
+    QueryError also for text that is no value of its parameter.
+    """
+    return bind(shipped, {key: _converted(shipped.name, _parameter(shipped, key), given[key]) for key in given})
+
+
+def _parameter(shipped: Query, key: str) -> Parameter:
+    known = {parameter.name: parameter for parameter in shipped.parameters}
+    name = SHORT_NAMES[key] if key not in known and SHORT_NAMES.get(key) in known else key
+    if name not in known:
+        raise QueryError(f"{shipped.name}: no parameter {key!r}. {_takes(key, tuple(known))}")
+    return known[name]
+
+
+def _takes(key: str, known: Sequence[str]) -> str:
+    near = nearest(key, known)
+    takes = f"It takes {', '.join(known) or 'none'}."
+    return f"Nearest: {', '.join(near)}. {takes}" if near and len(known) > 1 else takes
+
+
+def _converted(query_name: str, parameter: Parameter, text: str) -> object:
+    try:
+        return parameter.value(text)
+    except ValueError:
+        unit = f" in {parameter.unit}" if parameter.unit else ""
+        kinds = {"INTEGER": "a whole number", "BIGINT": "a whole number", "DOUBLE": "a number"}
+        kind = kinds.get(parameter.type, "true or false")
+        raise QueryError(f"{query_name}: {parameter.name}={text} is not {kind}{unit}. Give one.") from None
+
+
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """At most three of `names` that `name` may be meant for: alike ones, then those that contain it."""
+    lowered = name.lower()
+    alike = difflib.get_close_matches(lowered, names, n=3, cutoff=0.65)
+    inside = [candidate for candidate in names if len(lowered) > 2 and lowered in candidate]
+    return list(dict.fromkeys([*alike, *inside]))[:3]
 
 
 @cache

@@ -1,7 +1,9 @@
 -- timeline_utilisation: how busy was each device over the run's time?
 --
--- Kernels that run at the same time count once in busy_ns: of each kernel only the part after
--- everything that started before it has ended is new, and those parts do not overlap.
+-- Kernels that run at the same time count once in busy_ns: it is the time from the first start to the last end
+-- less the gaps in which none ran. Those are found exactly without sorting all launches at once, as in launch_gaps:
+-- in bins of 2^24 ns by start, starts and ends are sorted apart, and nothing runs before the i-th start
+-- if and only if it comes after the (i-1)-th end and after the latest end of all bins before.
 -- A device that several processes share is one device where its UUID is known. Pauses of the recorder
 -- belong to no share: the time with a kernel or a pause, less the time with a pause, is busy time that is known.
 --
@@ -17,77 +19,143 @@
 --   paused_ns   BIGINT   ns  Time in which a process that uses the device did not record.
 --   busy_share  DOUBLE   1   busy_ns over the piece's length without paused_ns, 0 to 1; NULL where nothing is left.
 --   kernel_ns   BIGINT   ns  Sum over kernels: more than busy_ns where some ran side by side.
-WITH launched AS (
-    SELECT
-        COALESCE(d.uuid, concat(k.process, '/', CAST(k.device_id AS VARCHAR))) AS device,
-        k.start_ns, k.end_ns
-    FROM kernels AS k
-    LEFT JOIN devices AS d ON d.process = k.process AND d.device_id = k.device_id
-    WHERE k.end_ns > k.start_ns
+WITH started AS (
+    SELECT device, start_ns // 16777216 AS bin, min(start_ns) AS first_ns, max(end_ns) AS last_ns
+    FROM _device_kernels
+    GROUP BY device, start_ns // 16777216
 ),
 span AS (
     SELECT
-        min(start_ns) AS first_ns,
-        max(end_ns) AS last_ns,
+        min(first_ns) AS first_ns,
+        max(last_ns) AS last_ns,
         -- Rounded up, so that the pieces cover the whole run.
-        greatest((max(end_ns) - min(start_ns) + $buckets - 1) // $buckets, 1) AS width_ns
-    FROM launched
+        greatest((max(last_ns) - min(first_ns) + $buckets - 1) // $buckets, 1) AS width_ns
+    FROM started
+),
+used AS (
+    SELECT DISTINCT
+        k.process, COALESCE(d.uuid, concat(k.process, '/', CAST(k.device_id AS VARCHAR))) AS device
+    FROM (SELECT DISTINCT process, device_id FROM _launches) AS k
+    LEFT JOIN devices AS d ON d.process = k.process AND d.device_id = k.device_id
 ),
 paused AS (
-    SELECT DISTINCT
-        COALESCE(d.uuid, concat(k.process, '/', CAST(k.device_id AS VARCHAR))) AS device,
-        greatest(p.start_ns, s.first_ns) AS start_ns,
-        least(p.end_ns, s.last_ns) AS end_ns
-    FROM (SELECT DISTINCT process, device_id FROM kernels) AS k
-    JOIN _pause_spans AS p ON p.process = k.process
-    LEFT JOIN devices AS d ON d.process = k.process AND d.device_id = k.device_id
+    SELECT DISTINCT u.device, greatest(p.start_ns, s.first_ns) AS start_ns, least(p.end_ns, s.last_ns) AS end_ns
+    FROM used AS u
+    JOIN _pause_spans AS p ON p.process = u.process
     CROSS JOIN span AS s
     WHERE p.start_ns < s.last_ns AND p.end_ns > s.first_ns
 ),
-intervals AS (
-    SELECT 'all' AS covers, device, start_ns, end_ns, TRUE AS is_kernel FROM launched
-    UNION ALL
-    SELECT 'all', device, start_ns, end_ns, FALSE FROM paused
-    UNION ALL
-    SELECT 'paused', device, start_ns, end_ns, FALSE FROM paused
+bins AS (
+    SELECT covers, device, bin, min(first_ns) AS first_ns, max(last_ns) AS last_ns
+    FROM (
+        SELECT 'all' AS covers, device, bin, first_ns, last_ns FROM started
+        UNION ALL
+        SELECT 'all', device, start_ns // 16777216, start_ns, end_ns FROM paused
+        UNION ALL
+        SELECT 'paused', device, start_ns // 16777216, start_ns, end_ns FROM paused
+    ) AS both_kinds
+    GROUP BY covers, device, bin
 ),
-earlier AS (
+reached AS (
     SELECT
-        covers, device, start_ns, end_ns, is_kernel,
-        max(end_ns) OVER (
-            PARTITION BY covers, device ORDER BY start_ns, end_ns ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ) AS covered_ns
-    FROM intervals
+        covers, device, bin,
+        max(last_ns) OVER (
+            PARTITION BY covers, device ORDER BY bin ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ) AS reached_ns
+    FROM bins
 ),
-pieces AS (
+-- From the start of the bin, so that a start takes four bytes.
+sorted AS (
     SELECT
-        e.covers, e.device, e.start_ns, e.end_ns, e.is_kernel,
-        greatest(e.start_ns, COALESCE(e.covered_ns, e.start_ns)) AS new_ns,
-        s.first_ns, s.width_ns,
-        unnest(range((e.start_ns - s.first_ns) // s.width_ns, (e.end_ns - 1 - s.first_ns) // s.width_ns + 1)) AS bucket
-    FROM earlier AS e
+        covers, device, start_ns // 16777216 AS bin,
+        count(*) AS instants,
+        list_sort(list(CAST(start_ns % 16777216 AS INTEGER))) AS starts,
+        list_sort(list(start_ns % 16777216 + end_ns - start_ns)) AS ends
+    FROM (
+        SELECT 'all' AS covers, device, start_ns, end_ns FROM _device_kernels
+        UNION ALL
+        SELECT 'all', device, start_ns, end_ns FROM paused
+        UNION ALL
+        SELECT 'paused', device, start_ns, end_ns FROM paused
+    ) AS instants
+    GROUP BY covers, device, start_ns // 16777216
+),
+places AS (
+    SELECT
+        s.covers, s.device, s.bin * 16777216 AS bin_ns, s.starts, s.ends,
+        r.reached_ns - s.bin * 16777216 AS reached_ns,
+        unnest(range(1, s.instants + 1)) AS place
+    FROM sorted AS s
+    JOIN reached AS r ON r.covers = s.covers AND r.device = s.device AND r.bin = s.bin
+),
+edges AS (
+    SELECT
+        covers, device, bin_ns,
+        greatest(reached_ns, CASE WHEN place > 1 THEN list_extract(ends, place - 1) END) AS ended,
+        list_extract(starts, place) AS started
+    FROM places
+),
+-- The time from first to last counts, the gaps in it count against it.
+stretches AS (
+    SELECT covers, device, 1 AS sign, min(first_ns) AS start_ns, max(last_ns) AS end_ns
+    FROM bins
+    GROUP BY covers, device
+    UNION ALL
+    SELECT covers, device, -1, bin_ns + ended, bin_ns + started
+    FROM edges
+    WHERE started > ended
+    UNION ALL
+    SELECT 'kernels', device, 1, start_ns, end_ns
+    FROM _device_kernels
+),
+placed AS (
+    SELECT
+        t.covers, t.device, t.sign, t.start_ns, t.end_ns,
+        (t.start_ns - s.first_ns) // s.width_ns AS first_bucket,
+        (t.end_ns - 1 - s.first_ns) // s.width_ns AS last_bucket
+    FROM stretches AS t
     CROSS JOIN span AS s
+),
+-- Most lie in one piece and are added up there; only the others are cut at the pieces' ends.
+gathered AS (
+    SELECT
+        covers, device, first_bucket, last_bucket,
+        CASE WHEN first_bucket < last_bucket THEN start_ns END AS start_ns,
+        CASE WHEN first_bucket < last_bucket THEN end_ns END AS end_ns,
+        sum(sign) AS sign, sum(sign * (end_ns - start_ns)) AS length_ns
+    FROM placed
+    GROUP BY
+        covers, device, first_bucket, last_bucket,
+        CASE WHEN first_bucket < last_bucket THEN start_ns END, CASE WHEN first_bucket < last_bucket THEN end_ns END
+),
+spread AS (
+    SELECT *, unnest(range(first_bucket, last_bucket + 1)) AS bucket FROM gathered
 ),
 clipped AS (
     SELECT
-        covers, device, bucket, is_kernel,
-        least(end_ns, first_ns + (bucket + 1) * width_ns) AS clip_end_ns,
-        greatest(start_ns, first_ns + bucket * width_ns) AS clip_start_ns,
-        greatest(new_ns, first_ns + bucket * width_ns) AS clip_new_ns
-    FROM pieces
+        p.covers, p.device, p.bucket,
+        CASE
+            WHEN p.start_ns IS NULL THEN p.length_ns
+            ELSE p.sign * (
+                least(p.end_ns, s.first_ns + (p.bucket + 1) * s.width_ns)
+                - greatest(p.start_ns, s.first_ns + p.bucket * s.width_ns)
+            )
+        END AS length_ns
+    FROM spread AS p
+    CROSS JOIN span AS s
 ),
 covered AS (
     SELECT
         device, bucket,
-        sum(CASE WHEN covers = 'all' THEN greatest(clip_end_ns - clip_new_ns, 0) ELSE 0 END) AS covered_ns,
-        sum(CASE WHEN covers = 'paused' THEN greatest(clip_end_ns - clip_new_ns, 0) ELSE 0 END) AS paused_ns,
-        sum(CASE WHEN is_kernel THEN clip_end_ns - clip_start_ns ELSE 0 END) AS kernel_ns
+        sum(CASE WHEN covers = 'all' THEN length_ns ELSE 0 END) AS covered_ns,
+        sum(CASE WHEN covers = 'paused' THEN length_ns ELSE 0 END) AS paused_ns,
+        sum(CASE WHEN covers = 'kernels' THEN length_ns ELSE 0 END) AS kernel_ns
     FROM clipped
     GROUP BY device, bucket
 ),
 every AS (
     SELECT d.device, b.bucket, s.first_ns, s.width_ns
-    FROM (SELECT DISTINCT device FROM launched) AS d
+    FROM (SELECT DISTINCT device FROM started) AS d
     CROSS JOIN span AS s
     CROSS JOIN (SELECT unnest(range(0, $buckets)) AS bucket) AS b
 )

@@ -59,11 +59,26 @@ The first process of a job writes it; the others find it and add their own parti
 - **Hash**: the 8-byte BLAKE2b hash of the file, as 16 hex digits
   (`hashlib.blake2b(data, digest_size=8).hexdigest()`). A file whose bytes give another hash is
   damaged. Check it: DuckDB verifies no page checksums and returns wrong sums from damaged files.
-- **Names that start with a dot** are unfinished files. Ignore them.
+- **Merged files** (`nanalyze compact`) have the first and the last of the numbers that they stand for,
+  `000001-000040-<hash>.parquet`, and hold the rows of those files in their order. One takes the place of
+  every file whose numbers lie within its own, from the moment it has its name until those are removed:
+  a reader that finds both reads the merged one only.
+- **Names that start with a dot** are unfinished files and locks. Ignore them.
 - The Parquet metadata of each file holds `nanalyze.format_version` and `nanalyze.table`.
 - zstd level 1, row groups of {row_group_rows:,} rows, page checksums. Instants and ids that grow are
   `{delta}`, durations and values `{plain}`; all else is dictionary-encoded.
   `benchmarks/storage.py` compares this with the alternatives.
+
+## Merging files
+
+A job that runs for days leaves many small files. `nanalyze compact run_dir` merges those with consecutive
+numbers into files of up to 64 MiB, also while the job is recorded: a recorder only ever adds files with new
+numbers. Values, types and order stay as they are. The merged file is written under a name with a dot, flushed
+to the disk and renamed, then its parts are removed; whatever is interrupted where, the next call finishes
+what was begun, and nanalyze reads each row once at any moment. Other readers, which know nothing of merged
+files, can see rows twice in the moment between the renaming and the removal, or for as long as an interrupted
+call has not been repeated. A query that has a file open while it is removed fails; open the run again.
+Damaged files, and numbers that occur twice, are left as they are. A lock (`.compact.lock`) keeps two calls apart.
 
 A process that is killed leaves whole files up to its last flush, possibly one dotfile, and no
 final row in `processes` (`ended_ns` is NULL in its latest row).
@@ -119,7 +134,7 @@ file's hash, gaps in the sequence, and the counts in `processes.shards`:
 import hashlib, pathlib
 
 for path in sorted(pathlib.Path("run_dir").glob("*/process=*/[0-9]*.parquet")):
-    stated = path.stem.split("-")[1]
+    stated = path.stem.split("-")[-1]
     if hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest() != stated:
         print(f"damaged: {{path}}")
 ```

@@ -1,9 +1,12 @@
 """Parquet shards: written whole or not at all, each carrying its own hash in its name.
 
     run_dir/<table>/process=<process>/000001-<hash>.parquet
+    run_dir/<table>/process=<process>/000002-000040-<hash>.parquet
 
 The name holds what a reader needs to trust the file: a sequence number (a gap shows a lost
-shard) and the 8-byte BLAKE2b hash of its bytes, as 16 hex digits. DuckDB verifies no page
+shard) and the 8-byte BLAKE2b hash of its bytes, as 16 hex digits. A shard that was merged from
+several (`compaction`) has the first and the last of their numbers; it takes the place of every shard
+whose numbers lie within its own, from the moment it has its name. DuckDB verifies no page
 checksums (117 of 120 flipped bits gave silently wrong sums), so readers check this hash
 instead. Files whose name starts with a dot are unfinished and ignored by every engine.
 """
@@ -13,29 +16,63 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanalyze.rundir.schema import DICTIONARY, TABLES, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHARD_NAME = re.compile(r"^(\d{6,})-([0-9a-f]{16})\.parquet$")
+SHARD_NAME = re.compile(r"^(\d{6,})(?:-(\d{6,}))?-([0-9a-f]{16})\.parquet$")
 PARTITION_NAME = re.compile(r"^process=([A-Za-z0-9_.-]+)$")
 ROW_GROUP_ROWS = 250_000
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard as its path describes it; nothing has been read yet."""
+    """One shard as its path describes it; nothing has been read yet. `last` is its last number if it was merged."""
 
     path: Path
     table: str
     process: str
     sequence: int
     digest: str
+    last: int = 0
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last number that it stands for."""
+        return self.sequence, max(self.last, self.sequence)
+
+
+def parse(path: Path, table: str, process: str) -> Shard | None:
+    """The shard at `path` by its name; None for a name that is no shard's."""
+    match = SHARD_NAME.match(path.name)
+    if match is None:
+        return None
+    first, last = int(match.group(1)), int(match.group(2) or match.group(1))
+    return Shard(path, table, process, first, match.group(3), last) if last >= first else None
+
+
+def outermost(found: Iterable[Shard]) -> list[Shard]:
+    """The shards that no other one of the same table and process takes the place of, in the order given."""
+    found = list(found)
+    by_place: dict[tuple[str, str], list[Shard]] = {}
+    for shard in found:
+        by_place.setdefault((shard.table, shard.process), []).append(shard)
+    replaced: set[Path] = set()
+    for group in by_place.values():
+        widest: tuple[int, int] | None = None
+        # Wider ones first, so that what has been seen last reaches as far as anything before.
+        for shard in sorted(group, key=lambda shard: (shard.span[0], -shard.span[1])):
+            if widest is not None and shard.span != widest and shard.span[1] <= widest[1]:
+                replaced.add(shard.path)
+            elif widest is None or shard.span[1] > widest[1]:
+                widest = shard.span
+    return [shard for shard in found if shard.path not in replaced]
 
 
 def digest(data: bytes | memoryview) -> str:
@@ -65,21 +102,22 @@ def encode(rows: pa.Table, table: Table) -> pa.Buffer:
     import pyarrow.parquet as pq
 
     _check(rows, table)
-    encodings = {c.name: c.encoding for c in table.columns if c.encoding != DICTIONARY}
-    dictionary = [name for name in rows.schema.names if name not in encodings]
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        rows,
-        sink,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=dictionary,
-        column_encoding=encodings or None,
-        row_group_size=ROW_GROUP_ROWS,
-        write_page_checksum=True,
-        store_schema=True,
-    )
+    pq.write_table(rows, sink, row_group_size=ROW_GROUP_ROWS, **parquet_options(table, rows.schema.names))
     return sink.getvalue()
+
+
+def parquet_options(table: Table, names: Sequence[str]) -> dict[str, Any]:
+    """How `encode` writes the columns `names`, for pyarrow's writer."""
+    encodings = {c.name: c.encoding for c in table.columns if c.encoding != DICTIONARY}
+    return {
+        "compression": "zstd",
+        "compression_level": 1,
+        "use_dictionary": [name for name in names if name not in encodings],
+        "column_encoding": encodings or None,
+        "write_page_checksum": True,
+        "store_schema": True,
+    }
 
 
 def _check(rows: pa.Table, table: Table) -> None:

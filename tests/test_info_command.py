@@ -190,4 +190,4 @@ def test_a_process_that_is_gone_or_a_zombie_was_cut_off() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_234_567, "1.2 MB"), (10**12, "1.0 TB"), (10**16, "10000.0 TB")],
 )
 def test_sizes_for_people(count: int, text: str) -> None:
-    assert info._size(count) == text
+    assert info.size_text(count) == text

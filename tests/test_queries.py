@@ -29,6 +29,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "top_kernels": {"rows": 4},
     "compare_repetitions": {"range_name": "forward"},
     "compare_clocks": {"range_name": "step"},
+    "steps": {"range_name": "forward"},
     "report_timeline": {"first_ns": T0, "width_ns": 20_000, "buckets": 5},
 }
 

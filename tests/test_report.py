@@ -18,7 +18,7 @@ from PIL import Image
 import nanalyze.analysis as na
 from nanalyze import commands
 from nanalyze.analysis import report
-from nanalyze.analysis.report import figures
+from nanalyze.analysis.report import collect, figures
 
 OTHER = "node0-1-101"
 COPY = {
@@ -226,7 +226,7 @@ def test_the_rest_of_the_summary(directory: Path) -> None:
 def test_the_summary_lists_every_file(directory: Path) -> None:
     found = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     assert summary(directory)["files"] == found
-    assert len(found) == 2 + report.PLOTS + 21
+    assert len(found) == 2 + report.PLOTS + 25
 
 
 def test_its_shape_is_documented(directory: Path) -> None:
@@ -379,6 +379,24 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert names["3"] == "'" + HOSTILE[2]
     assert names["6"] == HOSTILE[5]
     assert {row["kernel_class_id"]: row["kernel"] for row in summary(directory)["kernels"]}["5"] == HOSTILE[4]
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_what_sorts_all_launches_is_left_out_of_a_report_on_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path / "run")
+    monkeypatch.setattr(collect, "MOST_SORTED", 3)
+    with na.open(tmp_path / "run") as run:
+        written = report.write(run, tmp_path / "out")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert written
+    assert summary["totals"]["launches"] > 3
+    for table in collect.SORTING:
+        assert f"--query {table}" in text
+        with (tmp_path / "out" / "tables" / f"{table}.csv").open() as file:
+            assert len(list(csv.reader(file))) == 1  # the heads alone
 
 
 @pytest.mark.usefixtures("without_plots")

@@ -227,7 +227,7 @@ def test_a_shard_lies_in_its_partition_and_its_name_holds_sequence_and_hash(tmp_
     assert shards.digest(data) == expected
     match = shards.SHARD_NAME.match(shard.path.name)
     assert match is not None
-    assert match.groups() == ("000007", expected)
+    assert match.groups() == ("000007", None, expected)
     assert read_back(data).equals(rows_of(schema.COPIES))
 
 

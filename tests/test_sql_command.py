@@ -13,12 +13,17 @@ from pathlib import Path
 from trace import T0, Trace
 
 import click
+import duckdb
 import pyarrow.parquet as pq
 import pytest
+import test_queries
 from click.testing import CliRunner, Result
+from simulator import Job, simulate
 
+import nanalyze.analysis as na
 from nanalyze import commands, queries
-from nanalyze.commands import _open, _output
+from nanalyze.analysis import script
+from nanalyze.commands import _answer, _describe, _open, _output
 from nanalyze.commands import sql as sql_module
 from nanalyze.rundir.errors import NanalyzeError
 
@@ -138,6 +143,31 @@ def test_parquet_to_a_pipe(run_dir: Path) -> None:
     assert pq.read_table(io.BytesIO(result.stdout_bytes)).num_rows == 3
 
 
+def test_markdown_shows_every_value_as_it_is(run_dir: Path) -> None:
+    query = "SELECT unnest(['a|b', 'f<T*>(x_y, __g__)', NULL]) AS name, unnest([1, 20, NULL]) AS n, 'x' AS _a"
+    assert output("sql", run_dir, query, "--format", "markdown").splitlines() == [
+        r"| name | n | \_a |",
+        "| --- | ---: | --- |",
+        r"| a\|b | 1 | x |",
+        r"| f\<T\*\>(x_y, \_\_g\_\_) | 20 | x |",
+        "| NULL | NULL | x |",
+    ]
+
+
+def test_vertical_is_a_line_a_value_and_cuts_none(run_dir: Path) -> None:
+    query = "SELECT repeat('x', 100) AS long, NULL AS n UNION ALL SELECT chr(27), 5 ORDER BY long"
+    assert output("sql", run_dir, query, "--format", "vertical").splitlines() == [
+        "--- row 1 ---", r"long  \x1b", "   n  5", "--- row 2 ---", f"long  {'x' * 100}", "   n  NULL",
+    ]  # fmt: skip
+    assert output("sql", run_dir, "SELECT 1 AS a WHERE FALSE", "--format", "vertical") == ""
+
+
+@pytest.mark.parametrize("format_", _output.FOR_PEOPLE)
+def test_what_is_for_people_has_a_limit(run_dir: Path, format_: str) -> None:
+    result = nanalyze("sql", run_dir, "SELECT * FROM range(1001)", "--format", format_)
+    assert result.stderr.startswith("Only the first 1000 rows are shown")
+
+
 def test_an_explanation_keeps_its_lines(run_dir: Path) -> None:
     text = output("sql", run_dir, "EXPLAIN SELECT count(*) FROM devices")
     assert len(text.splitlines()) > 3
@@ -158,7 +188,7 @@ def test_nothing_is_overwritten_without_force(run_dir: Path, tmp_path: Path) -> 
 
 
 def test_an_error_half_way_leaves_no_file(run_dir: Path, tmp_path: Path) -> None:
-    query = "SELECT CASE WHEN range < 500000 THEN 1 ELSE CAST('x' AS INTEGER) END AS a FROM range(1000000)"
+    query = "SELECT CASE WHEN range < 50000 THEN 1 ELSE CAST('x' AS INTEGER) END AS a FROM range(100000)"
     for format_ in _output.FORMATS:
         result = nanalyze("sql", run_dir, query, "--format", format_, "-o", tmp_path / "out", "--max-rows", 10**6)
         assert result.exit_code == 1, format_
@@ -287,10 +317,219 @@ def test_schema_shows_type_unit_and_meaning(run_dir: Path) -> None:
         assert shown == (not name.startswith("_")), name
 
 
-def test_queries_lists_the_shipped_ones(run_dir: Path) -> None:
+def test_queries_lists_the_shipped_ones_with_their_parameters(run_dir: Path) -> None:
     lines = output("sql", run_dir, ".queries").splitlines()
-    assert [line.split()[0] for line in lines] == list(queries.query_names())
-    assert all(line.endswith("?") for line in lines)
+    titles = [line for line in lines if not line.startswith(" ")]
+    assert [line.split(":")[0] for line in titles] == list(queries.query_names())
+    assert all(line.endswith("?") for line in titles)
+    assert lines[lines.index("top_kernels: which kernels take the most GPU time?") + 1] == (
+        "    rows=20  INTEGER  -  How many."
+    )
+    assert "    width_ns=1   BIGINT   ns  Length of a piece." in lines
+
+
+def test_one_query_is_described_with_its_columns(run_dir: Path) -> None:
+    lines = output("sql", run_dir, ".queries top_kernels").splitlines()
+    assert lines[:4] == [
+        "top_kernels: which kernels take the most GPU time?", "Parameters:", "    rows=20  INTEGER  -  How many.",
+        "Columns:",
+    ]  # fmt: skip
+    assert len(lines) == 4 + len(queries.query("top_kernels").columns)
+
+
+def test_the_option_queries_needs_no_run_and_shows_whole_headers() -> None:
+    text = output("sql", "--queries")
+    blocks = {block.splitlines()[0]: block for block in text.split("\n\n")}
+    assert list(blocks) == list(queries.query_names())
+    for name, block in blocks.items():
+        query = queries.query(name)
+        assert " ".join(block.split()).startswith(f"{name} {query.summary.removeprefix(name + ': ')}")
+        assert block.count("\n    ") == len(query.parameters)
+
+
+# --- shipped queries by name -------------------------------------------------------------------
+
+
+def kernels(text: str) -> list[str]:
+    return [row["kernel"] for row in csv.DictReader(io.StringIO(text))]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "names"),
+    [([], ["gemm", "copy", HOSTILE]), (["rows=2"], ["gemm", "copy"]), (["n=1"], ["gemm"]), (["rows=0"], [])],
+)
+def test_a_shipped_query_by_name(run_dir: Path, assignments: list[str], names: list[str]) -> None:
+    options = [word for assignment in assignments for word in ("--set", assignment)]
+    assert kernels(output("sql", run_dir, "--query", "top_kernels", *options, "--format", "csv")) == names
+    dotted = output("sql", run_dir, " ".join([".query top_kernels", *assignments]), "--format", "csv")
+    assert kernels(dotted) == names
+
+
+def test_every_shipped_query_runs_with_its_defaults(tmp_path: Path) -> None:
+    test_queries.build(tmp_path / "run")
+    with na.open(tmp_path / "run") as run:
+        for name in queries.query_names():
+            question = _answer.shipped(name, [])
+            table = run.arrow(question.sql, question.values)
+            assert table.column_names == [column.name for column in queries.query(name).columns], name
+
+
+def test_text_and_null_are_values_of_a_parameter(tmp_path: Path) -> None:
+    trace = Trace(tmp_path)
+    kernel = trace.kernel_class("k")
+    for i, name in enumerate(("it's a; step", "other")):
+        trace.range(name, 1000 * i, 1000 * i + 500)
+        trace.kernel(kernel, 1000 * i + 10, 100 + i)
+    trace.write()
+
+    def kernel_ns(*options: str) -> list[str]:
+        text = output("sql", tmp_path, "--query", "compare_repetitions", *options, "--format", "csv")
+        return [row["kernel_ns"] for row in csv.DictReader(io.StringIO(text)) if row["kernel_class_id"]]
+
+    assert kernel_ns("--set", "range_name=it's a; step") == ["100"]
+    assert kernel_ns("--set", "range_name=other") == ["101"]
+    assert kernel_ns("--set", "range_name=NULL", "--set", "most=1") == ["201"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--query", "topkernels"], "topkernels: no such query. Nearest: top_kernels."),
+        (["--query", "zzz"], f"zzz: no such query. Shipped are {', '.join(queries.query_names())}."),
+        (["--query", "top_kernels", "--set", "row=1"], "top_kernels: no parameter 'row'. It takes rows."),
+        (["--query", "losses", "--set", "a=1"], "losses: no parameter 'a'. It takes none."),
+        (
+            ["--query", "compare_repetitions", "--set", "range=x"],
+            "compare_repetitions: no parameter 'range'. Nearest: range_name. It takes range_name, skip, most, within.",
+        ),
+        (["--query", "top_kernels", "--set", "rows"], "top_kernels: 'rows' is not NAME=VALUE. Give a parameter such"),
+        (["--query", "top_kernels", "--set", "rows=many"], "top_kernels: rows=many is not a whole number. Give one."),
+        (["--query", "top_kernels", "--set", "rows=2147483648"], "rows=2147483648 is not a whole number."),
+        (["--query", "report_timeline", "--set", "first_ns=1.5"], "first_ns=1.5 is not a whole number in ns. Give one"),
+        ([".query"], "query: no such query. Shipped are"),
+        ([".query top_kernels 'x"], "no closing quotation. Close the quote"),
+        ([".save x.csv"], ".save: is for the prompt."),
+        ([".shema"], ".shema: no such command. Nearest: .schema. `.help` lists them."),
+        ([".schema kernel"], "kernel: no such view. Nearest: kernels"),
+        ([".queries ranges"], "ranges: no such query. Nearest: "),
+    ],
+)  # fmt: skip
+def test_wrong_names_and_parameters_are_one_line(run_dir: Path, arguments: list[str], message: str) -> None:
+    result = nanalyze("sql", run_dir, *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["SELECT 1", "--query", "losses"], "Give QUERY or --query, not both."),
+        (["-f", "x", "--emit-views", "y"], "Give --file or --emit-views, not both."),
+        (["SELECT 1", "--set", "a=1"], "--set gives parameters to a shipped query: name it with --query."),
+        (["SELECT 1", "--relative"], "--relative is for --emit-views: give both."),
+    ],
+)
+def test_options_that_do_not_go_together(run_dir: Path, arguments: list[str], message: str) -> None:
+    result = nanalyze("sql", run_dir, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_parameters_of_every_type_are_converted() -> None:
+    def value(kind: str, text: str) -> object:
+        return queries.Parameter("x", kind, "NULL", "").value(text)
+
+    assert [value("INTEGER", "-2147483648"), value("BIGINT", "9223372036854775807")] == [-(2**31), 2**63 - 1]
+    assert [value("DOUBLE", "1e3"), value("BOOLEAN", "TRUE"), value("BOOLEAN", "false")] == [1000.0, True, False]
+    assert [value("VARCHAR", "1"), value("VARCHAR", ""), value("DOUBLE", "NULL")] == ["1", "", None]
+    for kind, text in (("DOUBLE", "inf"), ("DOUBLE", "x"), ("BOOLEAN", "1"), ("BIGINT", str(2**63)), ("INTEGER", "")):
+        with pytest.raises(ValueError):
+            value(kind, text)
+
+
+def test_from_python_text_is_taken_as_it_is() -> None:
+    query = queries.query("compare_clocks")
+    assert queries.bind(query, {}) == {"range_name": None}
+    assert queries.bind(query, {"range_name": "NULL"}) == {"range_name": "NULL"}
+    assert queries.bind_text(query, {"range_name": "NULL"}) == {"range_name": None}
+
+
+# --- views for a plain DuckDB ------------------------------------------------------------------
+
+
+def emitted(run_dir: Path, file: Path, *options: str) -> duckdb.DuckDBPyConnection:
+    output("sql", run_dir, "--emit-views", file, *options)
+    connection = duckdb.connect()
+    connection.execute(file.read_text())
+    return connection
+
+
+def check_equal(run: na.Run, connection: duckdb.DuckDBPyConnection) -> None:
+    """Every public view gives the same rows here and there, in whatever order."""
+    for name in _describe.public_views():
+        query = f"SELECT CAST(v AS VARCHAR) AS row FROM {name} AS v ORDER BY 1"
+        assert connection.execute(query).fetchall() == [(row,) for row in run.sql(query)["row"]], name
+
+
+HOSTILE_FOLDERS = ('~it\'s "mine" $a 漢', "a=1/process=2/[x]*?{y,z}", "line\n.quit\n; DROP TABLE x --")
+
+
+@pytest.mark.parametrize("folder", HOSTILE_FOLDERS)
+@pytest.mark.parametrize("options", [(), ("--relative",)])
+def test_a_plain_duckdb_has_the_same_views(
+    folder: str, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / folder / "run"
+    test_queries.build(run_dir)
+    monkeypatch.chdir(tmp_path)
+    with na.open(run_dir) as run, emitted(run_dir, tmp_path / "views.sql", *options) as connection:
+        assert connection.execute("SELECT count(*) FROM verdicts").fetchone() == (5,)
+        check_equal(run, connection)
+        connection.execute((tmp_path / "views.sql").read_text())  # once more
+        assert connection.execute("SELECT count(*) FROM verdicts").fetchone() == (5,)
+    assert (str(tmp_path) in (tmp_path / "views.sql").read_text()) == (not options)
+
+
+def test_the_script_moves_with_the_run_where_paths_are_relative(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_queries.build(tmp_path / "~a" / "run")
+    output("sql", tmp_path / "~a" / "run", "--emit-views", tmp_path / "~a" / "views.sql", "--relative")
+    (tmp_path / "~a").rename(tmp_path / "~b")
+    monkeypatch.chdir(tmp_path / "~b")
+    with duckdb.connect() as connection:
+        connection.execute(Path("views.sql").read_text())
+        assert connection.execute("SELECT count(*) FROM kernels").fetchone() == (11,)
+
+
+def test_attributed_samples_stand_in_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tmp_path / "run"
+    simulate(Job(classes=4, seconds=0.5), 0).write(run_dir)
+    with na.open(run_dir) as run, emitted(run_dir, tmp_path / "views.sql") as connection:
+        assert run.sql("SELECT count(*) AS n FROM attribution")["n"][0] > 0
+        check_equal(run, connection)
+    assert "-- Left out" not in (tmp_path / "views.sql").read_text()
+
+    monkeypatch.setattr(script, "MADE_ROWS_MAX", 0)
+    with emitted(run_dir, tmp_path / "short.sql") as connection:
+        views = {name for (name,) in connection.execute("SELECT view_name FROM duckdb_views()").fetchall()}
+        assert connection.execute("SELECT count(*) FROM kernels").fetchone() is not None
+    text = (tmp_path / "short.sql").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("-- Left out")]
+    assert {"attribution", "verdicts", "overhead"}.isdisjoint(views)
+    assert all(f" {name}" in line for name in ("attribution", "verdicts", "overhead"))
+    assert {"kernels", "samples"} <= views
+
+
+def test_the_script_says_which_versions_read_it_and_overwrites_nothing(run_dir: Path, tmp_path: Path) -> None:
+    text = output("sql", run_dir, "--emit-views", "-")
+    assert text.splitlines()[1] == f"-- Needs DuckDB 1.4.1 or later; written with {duckdb.__version__}."
+    (tmp_path / "v.sql").write_text("mine")
+    result = nanalyze("sql", run_dir, "--emit-views", tmp_path / "v.sql")
+    assert (result.exit_code, (tmp_path / "v.sql").read_text()) == (1, "mine")
+    output("sql", run_dir, "--emit-views", tmp_path / "v.sql", "--force")
+    assert (tmp_path / "v.sql").read_text() == text
 
 
 # --- the prompt --------------------------------------------------------------------------------
@@ -308,6 +547,7 @@ def prompt(run_dir: Path, monkeypatch: pytest.MonkeyPatch, *lines: str | BaseExc
 
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr(sql_module, "_query_text", lambda query, file: None)
+    monkeypatch.setenv("XDG_STATE_HOME", str(run_dir.parent / "state"))
     return nanalyze("sql", run_dir)
 
 
@@ -332,36 +572,6 @@ def test_ctrl_c_drops_the_statement(run_dir: Path, monkeypatch: pytest.MonkeyPat
     assert result.exit_code == 0
     assert "five\n----\n   5\n" in result.stdout
     assert "one" not in result.stdout
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
-def test_ctrl_c_stops_a_running_query(run_dir: Path) -> None:
-    import pty
-    import select
-    import time
-
-    child, terminal = pty.fork()
-    if child == 0:
-        code = "from nanalyze.commands import main; main()"
-        os.execv(sys.executable, [sys.executable, "-c", code, "sql", str(run_dir)])
-
-    def read_until(text: bytes, timeout_s: float = 60) -> bytes:
-        seen, end = b"", time.monotonic() + timeout_s
-        while text not in seen and time.monotonic() < end:
-            if select.select([terminal], [], [], 0.2)[0]:
-                seen += os.read(terminal, 65536)
-        assert text in seen, seen
-        return seen
-
-    read_until(b"nanalyze> ")
-    os.write(terminal, b"SELECT count(*) FROM range(1000000) AS a, range(1000000) AS b WHERE a.range * b.range = 7;\n")
-    time.sleep(1.0)
-    os.write(terminal, b"\x03")
-    read_until(b"nanalyze> ", 20)
-    os.write(terminal, b"SELECT 40 + 2 AS answer;\n")
-    assert b"42" in read_until(b"nanalyze> ")
-    os.write(terminal, b".quit\n")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # --- the group ---------------------------------------------------------------------------------

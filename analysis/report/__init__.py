@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["STEPS", "ReportError", "Written", "write"]
 
 REPORT_DIR = "report"
-PLOTS = 4
+PLOTS = 5
 # How often `write` calls `step`: what `collect` reads, each plot, and writing.
-STEPS = 23 + PLOTS + 1
+STEPS = 27 + PLOTS + 1
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from nanalyze.analysis.report.cells import Row
 from nanalyze.analysis.report.cost import costs
 from nanalyze.analysis.report.kernels import TOP_KERNELS, by_bound, methods, shape_text, shares
 from nanalyze.analysis.report.sections import distinct_devices
+from nanalyze.analysis.report.steps import MOST_STEPS
 
 if TYPE_CHECKING:
     from nanalyze.analysis.run import Run
@@ -49,8 +50,14 @@ SHIPPED_TABLES = {
     "ranks": "ranks",
     "throttling_summary": "report_throttling",
     "drift": "report_drift",
+    "time_by_cause": "time_by_cause",
+    "kernel_losses": "kernel_losses",
+    "opportunities": "opportunities",
 }
-STEPS = 1 + len(PLAIN_TABLES) + len(SHIPPED_TABLES) + 2
+# These sort all launches in time, some 10 s and 2 GB for ten million: a report on more leaves them to whoever asks.
+SORTING = ("time_by_cause", "opportunities", "steps")
+MOST_SORTED = 20_000_000
+STEPS = 1 + len(PLAIN_TABLES) + len(SHIPPED_TABLES) + 3
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Data:
     costs: Sequence[Row]
     is_clock_read: bool
     windows: int
+    left_out: Sequence[str] = ()  # tables that are empty because the run is too large
 
     def rows(self, table: str) -> list[Row]:
         """All rows of one of `tables`; for those that stay small."""
@@ -89,12 +97,17 @@ def collect(run: Run, name: str, step: Step) -> Data:
     step("verdicts")
     verdicts = run.arrow("SELECT * FROM verdicts ORDER BY total_ns DESC NULLS LAST, kernel_class_id")
     tables = {"verdicts": verdicts}
+    launches = sum(verdicts.column("launches").to_pylist())
+    left_out = SORTING if launches > MOST_SORTED else ()
     for table, statement in PLAIN_TABLES.items():
         step(table)
         tables[table] = run.arrow(statement)
     for table, shipped in SHIPPED_TABLES.items():
         step(table)
-        tables[table] = _shipped(run, shipped)
+        tables[table] = _shipped(run, shipped, is_wanted=table not in left_out)
+    step("steps")
+    about = {"range_name": _step_name(tables["overhead"]), "rows": MOST_STEPS}
+    tables["steps"] = _shipped(run, "steps", is_wanted="steps" not in left_out, **about)
     recording = _recording(run, tables)
     step("utilisation")
     span = _span(run)
@@ -120,6 +133,7 @@ def collect(run: Run, name: str, step: Step) -> Data:
         costs=costs(*(tables[name].to_pylist() for name in ("overhead", "processes", "pauses"))),
         is_clock_read=_count(run, "SELECT count(*) FROM device_state") > 0,
         windows=_count(run, "SELECT COALESCE(max(window_number) + 1, 0) FROM attribution_windows"),
+        left_out=left_out,
     )
 
 
@@ -134,8 +148,17 @@ def ranks(data: Data) -> dict[int, int]:
     return {class_id: place for place, class_id in enumerate(ids, 1)}
 
 
-def _shipped(run: Run, name: str, **parameters: int) -> pa.Table:
-    return run.arrow(queries.query(name).sql, parameters or None)
+def _step_name(overhead: pa.Table) -> str | None:
+    """The range that the recorder's own cost was measured by, if it is one and the same in all processes."""
+    names = {name for name in overhead.column("range_name").to_pylist() if name is not None}
+    return names.pop() if len(names) == 1 else None
+
+
+def _shipped(run: Run, name: str, *, is_wanted: bool = True, **parameters: object) -> pa.Table:
+    """The result of a shipped query; only its columns unless it `is_wanted`."""
+    shipped = queries.query(name)
+    sql = shipped.sql if is_wanted else f"SELECT * FROM ({shipped.sql}\n) WHERE false"
+    return run.arrow(sql, queries.bind(shipped, parameters) or None)
 
 
 def _span(run: Run) -> Row:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from nanalyze.analysis.report import palette, values
 from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, interval, measured, numbers, tooltip, words
+from nanalyze.analysis.report.decode import decoded
 from nanalyze.analysis.report.figures import Bar
 from nanalyze.analysis.report.names import distinct, shorten
 
@@ -144,7 +145,7 @@ def kernel_rows(rows: Sequence[Row], shapes: dict[int, str]) -> list[KernelRow]:
             rank,
             shorten(row["kernel"], TABLE_CHARACTERS),
             tooltip(row["kernel"]),
-            shapes.get(row["kernel_class_id"], ""),
+            " · ".join(filter(None, (decoded(row["kernel"] or ""), shapes.get(row["kernel_class_id"], "")))),
             words(row["reason"]).text,
             verdict(row),
             _kernel_cells(row),

@@ -20,26 +20,33 @@ from nanalyze.analysis.report import (
     figures,
     headline,
     kernels,
+    lost,
+    lost_plot,
+    opportunities,
     palette,
     rooflines,
     sampling,
     sections,
+    steps,
     values,
 )
 from nanalyze.analysis.report import ranks as rank_table
 from nanalyze.analysis.report.cells import Grid, Row
-from nanalyze.analysis.report.collect import Data, device_label, ranks
+from nanalyze.analysis.report.collect import MOST_SORTED, Data, device_label, ranks
 from nanalyze.analysis.report.figures import Look
 from nanalyze.analysis.report.names import cut, visible
 from nanalyze.analysis.report.perturbation import perturbation_grid
 
 CSS_PIXELS_AN_INCH = 125
 SECTIONS = (
+    ("gain", "What would gain most"),
     ("verdicts", "Where the time goes"),
+    ("lost", "Time lost"),
     ("kernels", "Kernels"),
     ("roofline", "Roofline"),
     ("utilisation", "Utilisation"),
     ("sampling", "Sampling"),
+    ("steps", "Steps"),
     ("ranges", "Ranges"),
     ("copies", "Copies"),
     ("devices", "Devices"),
@@ -74,11 +81,12 @@ class Plot:
 
 
 def plots(data: Data) -> list[Plot]:
-    """The four plots of a run."""
+    """The plots of a run."""
     points = data.rows("roofline")
     bars = kernels.share_bars(data.shares)
     top = kernels.kernel_bars(data.kernels, dict(data.shapes))
     lines = rooflines.rooflines(points, data.devices, ranks(data))
+    split = lost_plot.splits(data.rows("time_by_cause"), labels(data))
     timelines = activity.timelines(data.pieces, data.use, data.rows("throttling"))
     return [
         Plot(
@@ -87,6 +95,14 @@ def plots(data: Data) -> list[Plot]:
             "Share of kernel time by what bounds it: " + "; ".join(f"{b.label} {values.share(b.share)}" for b in bars),
             "Share of kernel time by verdict, with the level of memory or the pipe where one is named.",
             not bars,
+        ),
+        Plot(
+            "time_by_cause",
+            lambda look: lost_plot.draw(split, look),
+            "What each device spent its time on: "
+            + "; ".join(f"{cause} {values.share(share)}" for _, shares in split for cause, share in shares.items()),
+            "What each device spent its time on, pauses and replays left out. Numbers are those of the table below.",
+            not split,
         ),
         Plot(
             "top_kernels",
@@ -165,6 +181,9 @@ def _content(data: Data, images: Mapping[str, Mapping[str, bytes]], path: str, v
         "kernels_foot": kernels.rest_text(kernels.rest(verdicts, len(data.kernels))),
         "graphs": activity.graph_grid(data.rows("graph_counters")),
         "roofs": rooflines.roof_grid(points, ranks(data)),
+        "opportunities": _unless_left_out(data, "opportunities", opportunities.grid(data.rows("opportunities"), path)),
+        "causes": _unless_left_out(data, "time_by_cause", lost.cause_grid(data.rows("time_by_cause"), labels(data))),
+        "kernel_losses": lost.kernel_grid(data.rows("kernel_losses")),
         "utilisation": activity.use_grid(data.use),
         "throttling": clocks.throttle_grid(
             data.rows("throttling_summary"), labels(data), low_clock_pct(data), data.is_clock_read
@@ -174,6 +193,8 @@ def _content(data: Data, images: Mapping[str, Mapping[str, bytes]], path: str, v
         "drift": sampling.drift_grid(data.rows("drift"), data.windows) if data.rows("attribution_quality") else Grid(),
         "cost": cost.cost_grid(data.costs),
         "perturbation": perturbation_grid(data.rows("perturbation")),
+        "steps": _unless_left_out(data, "steps", steps.step_grid(data.rows("steps"))),
+        "outliers": steps.outlier_grid(data.rows("steps")),
         "ranges": activity.range_grid(ranges.slice(0, activity.SHOWN_RANGES).to_pylist(), ranges.num_rows),
         "copies": activity.copy_grid(data.rows("copies")),
         "devices": sections.device_grid(data.devices),
@@ -191,10 +212,22 @@ def _content(data: Data, images: Mapping[str, Mapping[str, bytes]], path: str, v
     }
 
 
+def _unless_left_out(data: Data, table: str, grid: Grid) -> Grid:
+    """`grid`, or why there is nothing in it."""
+    if table not in data.left_out:
+        return grid
+    return Grid(
+        notes=(
+            f"Left out of a report on more than {MOST_SORTED:,} launches, since it takes minutes and much memory. "
+            f"Ask for it: nanalyze sql RUN --query {table}",
+        )
+    )
+
+
 def labels(data: Data) -> dict[str, str]:
     """What the page calls each device, by its key in the views."""
     keys = {device["uuid"] or f"{device['process']}/{device['device_id']}" for device in data.devices}
-    keys |= {row["device"] for row in data.use}
+    keys |= {row["device"] for row in data.use} | {row["device"] for row in data.rows("time_by_cause")}
     return {key: device_label(key, data.devices) for key in keys}
 
 

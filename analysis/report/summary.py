@@ -17,9 +17,11 @@ from nanalyze.analysis.report.cells import Row
 from nanalyze.analysis.report.collect import Data
 from nanalyze.analysis.report.kernels import rest
 from nanalyze.analysis.report.sampling import against_exact
+from nanalyze.analysis.report.steps import summaries
 
 SUMMARY_VERSION = 1
 MOST_DRIFTS = 200
+MOST_LOSSES = 50
 
 # Evidence of a kernel that is copied from `verdicts` as it stands.
 KERNEL_KEYS = (
@@ -59,13 +61,18 @@ def summary(data: Data, headline: Sequence[str], version: str, files: Sequence[s
             _pick(row, ("device", "label", "active_ns", "paused_ns", "busy_ns", "busy_share", "copy_ns", "copy_share"))
             for row in data.use
         ],
+        "opportunities": [
+            {**_with_id(row), "after_class_id": None if row["after_class_id"] is None else str(row["after_class_id"])}
+            for row in data.rows("opportunities")
+        ],
+        "time_by_cause": [_with_id(row) for row in data.rows("time_by_cause")],
+        "kernel_losses": [_with_id(row) for row in data.rows("kernel_losses")[:MOST_LOSSES]],
+        "steps": summaries(data.rows("steps")),
         "throttling": data.rows("throttling_summary"),
         "sampling": {
             "quality": data.rows("attribution_quality"),
             "against_exact": against_exact(data.rows("sampled_against_exact")),
-            "drift": [
-                {**row, "kernel_class_id": str(row["kernel_class_id"])} for row in data.rows("drift")[:MOST_DRIFTS]
-            ],
+            "drift": [_with_id(row) for row in data.rows("drift")[:MOST_DRIFTS]],
         },
         "costs": [_pick(row, COST_KEYS) for row in data.costs],
         "copies": data.rows("copies"),
@@ -86,6 +93,12 @@ def encode(content: dict[str, Any]) -> str:
 def _kernel(row: Row, data: Data) -> dict[str, Any]:
     class_id = row["kernel_class_id"]
     return {"kernel_class_id": str(class_id), **_pick(row, KERNEL_KEYS), "shape": data.shapes.get(class_id)}
+
+
+def _with_id(row: Row) -> dict[str, Any]:
+    """`row` with its identifier as a string, where it has one."""
+    class_id = row["kernel_class_id"]
+    return {**row, "kernel_class_id": None if class_id is None else str(class_id)}
 
 
 def _process(row: Row) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""The synthetic runs that scale is measured with: what they hold, and that a seed decides them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nanalyze.analysis as na
+
+
+def _benchmark(name: str) -> Any:
+    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+make_run = _benchmark("make_run")
+scale = _benchmark("scale")
+OPTIONS = make_run.Options(launches=25_001, classes=800, processes=2, shard_rows=5_000, sample_ns=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("made") / "run"
+    make_run.make(run_dir, OPTIONS)
+    return run_dir
+
+
+def test_a_run_holds_what_was_asked_for(run_dir: Path) -> None:
+    with na.open(run_dir) as run:
+        assert run.damage_count == 0
+        kernels = run.sql(
+            "SELECT process, count(*) AS n, count(range_id) AS ranged, count(DISTINCT kernel_class_id) AS classes, "
+            "count(DISTINCT stream_id) AS streams FROM kernels GROUP BY process ORDER BY process"
+        )
+        assert kernels["n"].tolist() == [12_501, 12_500]
+        assert kernels["ranged"].tolist() == kernels["n"].tolist()
+        assert kernels["classes"].tolist() == [800, 800]
+        assert kernels["streams"].tolist() == [4, 4]
+        steps = run.sql("SELECT count(*) AS n, count(DISTINCT range_id) AS ids FROM ranges GROUP BY process")
+        assert steps["n"].tolist() == steps["ids"].tolist() == [7, 7]
+        processes = run.sql("SELECT kernels_written, ending FROM processes ORDER BY process")
+        assert processes["kernels_written"].tolist() == [12_501, 12_500]
+    assert len(list((run_dir / "kernels").glob("process=*/*.parquet"))) == 2 * 4
+
+
+def test_kernels_of_a_stream_follow_each_other(run_dir: Path) -> None:
+    with na.open(run_dir) as run:
+        gaps = run.query("launch_gaps")
+    assert len(gaps) == 8
+    # Gaps have at least 400 ns, so that one is found before every launch but the first of each stream.
+    assert gaps["gaps"].tolist() == (gaps["activities"] - 1).tolist()
+
+
+def test_samples_add_up_to_what_the_kernels_did(run_dir: Path) -> None:
+    rates = make_run.job(OPTIONS)
+    with na.open(run_dir) as run:
+        times = run.sql("SELECT kernel_class_id, sum(duration_ns) AS ns FROM kernels GROUP BY 1")
+        sums = run.sql("SELECT sum(inst) AS inst, sum(dram_read_bytes) AS dram_read_bytes FROM samples").iloc[0]
+        uneven = run.sql("SELECT count(*) AS n FROM samples WHERE end_ns - start_ns <> 1000000")["n"][0]
+    by_class = dict(zip(times["kernel_class_id"].tolist(), times["ns"].tolist(), strict=True))
+    for counter in ("inst", "dram_read_bytes"):
+        did = sum(by_class[key] * rate for key, rate in zip(rates.ids.tolist(), rates.rates[counter], strict=True))
+        # The last sample of each process is not complete and left out: some 200 of them are.
+        assert 0.98 * did < sums[counter] <= did
+    assert uneven == 0
+
+
+def test_a_seed_decides_every_byte(run_dir: Path, tmp_path: Path) -> None:
+    make_run.make(tmp_path / "again", OPTIONS)
+    make_run.make(tmp_path / "other", make_run.Options(**{**vars(OPTIONS), "seed": 2}))
+    names = [sorted(p.relative_to(d).as_posix() for p in d.rglob("*")) for d in (run_dir, tmp_path / "again")]
+    assert names[0] == names[1]
+    kernels = [{p.name for p in (tmp_path / d / "kernels").rglob("*.parquet")} for d in ("again", "other")]
+    assert not kernels[0] & kernels[1]
+
+
+def test_a_run_is_not_overwritten(run_dir: Path) -> None:
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        make_run.make(run_dir, OPTIONS)
+
+
+def test_the_overlap_finds_the_samples_of_each_kernel(run_dir: Path) -> None:
+    """A counter's sum over samples, each shared out by time, is the sum over the time that kernels ran in them."""
+    with na.open(run_dir) as run:
+        pieces = run.sql(scale.OVERLAP)
+        least = run.sql("SELECT count(*) AS n FROM kernels WHERE end_ns <= (SELECT max(end_ns) FROM samples)")["n"][0]
+    assert len(pieces) == 800
+    assert pieces["pieces"].sum() > least
+
+
+def test_growth_is_relative_to_the_size_before() -> None:
+    readings = [scale.Reading("gaps", 10, 1.0, 2.0, 100.0), scale.Reading("gaps", 100, 15.0, 30.0, 200.0)]
+    assert scale.lines(readings)[2:] == [
+        "| gaps | 10 | 1.0 | 2.0 | 100.0 | - |",
+        "| gaps | 100 | 15.0 | 30.0 | 200.0 | 1.50 |",
+    ]
