@@ -223,7 +223,9 @@ def test_ctrl_c_stops_the_query_only(terminal: Open) -> None:
 def test_ctrl_c_drops_what_is_typed(terminal: Open) -> None:
     shell = terminal()
     shell.ask("SELECT 1 AS one,", "    ...> ")
-    shell.type("nonsense\x03")
+    shell.type("nonsense")
+    shell.read_until("nonsense")  # it is read, so the key comes to the prompt
+    shell.type("\x03")
     shell.read_until(PROMPT)
     assert shell.ask("SELECT 5 AS five;") == "five\n----\n   5\n"
 
