@@ -100,6 +100,16 @@ class Terminal:
         self.type(line + "\n")
         return self.read_until(until).partition("\n")[2].removesuffix(PROMPT)
 
+    def interrupt(self) -> str:
+        """Ctrl-C until the prompt is back: Python loses one that comes just before it waits for a key."""
+        for _ in range(30):
+            self.type("\x03")
+            try:
+                return self.read_until(PROMPT, 2)
+            except AssertionError:
+                assert self.process.poll() is None
+        raise AssertionError("Ctrl-C has no effect")
+
     def leave(self, keys: str = ".quit\n") -> int:
         """The exit code after these keys."""
         self.type(keys)
@@ -214,8 +224,7 @@ def test_ctrl_c_stops_the_query_only(terminal: Open) -> None:
     shell.type(SLOW + "\n")
     shell.read_until("= 7;\n".replace("\n", "\r\n"))
     time.sleep(0.5)
-    shell.type("\x03\x03")
-    shell.read_until(PROMPT, 20)
+    shell.interrupt()
     assert shell.ask("SELECT 40 + 2 AS answer;") == "answer\n------\n    42\n"
     assert shell.leave() == 0
 
@@ -224,9 +233,8 @@ def test_ctrl_c_drops_what_is_typed(terminal: Open) -> None:
     shell = terminal()
     shell.ask("SELECT 1 AS one,", "    ...> ")
     shell.type("nonsense")
-    shell.read_until("nonsense")  # it is read, so the key comes to the prompt
-    shell.type("\x03")
-    shell.read_until(PROMPT)
+    shell.read_until("nonsense")
+    shell.interrupt()
     assert shell.ask("SELECT 5 AS five;") == "five\n----\n   5\n"
 
 
@@ -288,8 +296,9 @@ def test_ctrl_c_in_the_pager_is_the_pager_s(terminal: Open, tmp_path: Path) -> N
     shell.ask("SELECT * FROM range(100);", "waiting")
     shell.type("\x03")
     assert "stopped" in shell.read_until(PROMPT)
-    shell.type("nonsense\x03")  # afterwards it is the prompt's again
-    shell.read_until(PROMPT)
+    shell.type("nonsense")
+    shell.read_until("nonsense")
+    shell.interrupt()  # afterwards it is the prompt's again
     assert shell.ask("SELECT 1 AS a;") == "a\n-\n1\n"
 
 
