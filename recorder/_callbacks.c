@@ -222,26 +222,16 @@ static PyObject *disarm(PyObject *module, PyObject *unused) {
     return PyLong_FromVoidPtr(subscriber);
 }
 
-static PyObject *is_subscribed(PyObject *module, PyObject *unused) {
+static PyObject *nvtx_state(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    int subscribed;
-    Py_BEGIN_ALLOW_THREADS
-    pthread_mutex_lock(&arming);
-    subscribed = nvtx_subscriber != NULL;
-    pthread_mutex_unlock(&arming);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(subscribed);
-}
-
-static PyObject *has_nvtx_begun(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    int begun;
+    int begun, subscribed;
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&arming);
     begun = nvtx_began;
+    subscribed = nvtx_subscriber != NULL;
     pthread_mutex_unlock(&arming);
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(begun);
+    return Py_BuildValue("ii", begun, subscribed);
 }
 
 static PyObject *launch_callback(PyObject *module, PyObject *unused) {
@@ -411,8 +401,9 @@ static PyMethodDef methods[] = {
     {"arm", arm, METH_VARARGS,
      "(subscribe, enable, ids): addresses of cuptiSubscribe and cuptiEnableCallback, and driver callback ids as\n"
      "uint32: from the first NVTX call on (now, if it has been) launches are noted."},
-    {"is_subscribed", is_subscribed, METH_NOARGS, "() -> bool: whether an NVTX call has made it subscribe since `arm`."},
-    {"has_nvtx_begun", has_nvtx_begun, METH_NOARGS, "() -> bool: whether NVTX calls of this process go to CUPTI by way of this."},
+    {"nvtx_state", nvtx_state, METH_NOARGS,
+     "() -> (int, int): whether NVTX calls of this process go to CUPTI by way of this, and whether the first of them\n"
+     "has made it subscribe since `arm`."},
     {"disarm", disarm, METH_NOARGS, "() -> int: the subscriber that `arm` led to, or 0; it is the caller's now."},
     {"take_launches", take_launches, METH_NOARGS,
      "() -> (bytes, int): pairs of uint64, when a launch call began (ns, realtime clock) and its correlation id,\n"

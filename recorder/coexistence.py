@@ -18,7 +18,6 @@ Either way the time away is written to `events` as a loss, with its bounds and t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import sys
@@ -269,15 +268,7 @@ class Coexistence:
     def _is_subscription_free(self) -> bool:
         if self._is_subscribed():
             return False  # it is ours, so the other client holds none and nothing tells when it is done
-        subscriber = ctypes.c_void_p()
-        cupti = self._timeline.cupti
-        try:
-            cupti.cuptiSubscribe(ctypes.byref(subscriber), cu.no_callback, None)
-        except cu.CuptiError:
-            return False
-        with contextlib.suppress(cu.CuptiError):
-            cupti.cuptiUnsubscribe(subscriber)
-        return True
+        return cu.is_subscription_free(self._timeline.cupti)
 
 
 def _uses_cuda(arguments: tuple[Any, ...]) -> bool:

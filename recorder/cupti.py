@@ -237,6 +237,18 @@ def address_of(cupti: Cupti, name: str) -> int:
     return ctypes.cast(_typed(cupti.library, name), c_void_p).value or 0
 
 
+def is_subscription_free(cupti: Cupti) -> bool:
+    """Whether nobody in the process holds CUPTI's subscription: it is taken for a moment to find out."""
+    subscriber = c_void_p()
+    try:
+        cupti.cuptiSubscribe(ctypes.byref(subscriber), no_callback, None)
+    except CuptiError:
+        return False
+    with contextlib.suppress(CuptiError):
+        cupti.cuptiUnsubscribe(subscriber)
+    return True
+
+
 def subscriber_name(cupti: Cupti) -> str | None:
     """What the client that holds CUPTI's subscription calls itself; None where it cannot be told (before 13.2)."""
     name = ctypes.create_string_buffer(_SUBSCRIBER_NAME_BYTES)

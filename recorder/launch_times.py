@@ -159,7 +159,7 @@ class LaunchClock:
 
     def drain(self) -> None:
         """Take in what the callback has noted since the last call."""
-        if self._awaits_nvtx and not self.is_needed and self._native is not None and self._native.is_subscribed():
+        if self._awaits_nvtx and not self.is_needed and self._native is not None and self._native.nvtx_state()[1]:
             self._adopt()
         if self._native is None or not self.is_needed:
             return

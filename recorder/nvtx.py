@@ -77,7 +77,7 @@ def may_be_in_use() -> bool:
     """Whether NVTX calls of this process may go to CUPTI, which must then stay as it is."""
     from nanalyze.recorder import buffers
 
-    return buffers.native is None or bool(buffers.native.has_nvtx_begun()) or bool(os.environ.get(INJECTION))
+    return buffers.native is None or bool(buffers.native.nvtx_state()[0]) or bool(os.environ.get(INJECTION))
 
 
 def withdraw() -> None:

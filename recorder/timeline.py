@@ -182,14 +182,12 @@ class Timeline:
         Not where another client holds the subscription, which it would lose, nor where the job's
         NVTX calls go through CUPTI. Never raises.
         """
-        subscriber = ctypes.c_void_p()
         with self._switching, contextlib.suppress(RecorderError):
             if self.is_aside or (self._on_markers is not None and nvtx.may_be_in_use()):
                 return
-            self.cupti.cuptiSubscribe(ctypes.byref(subscriber), cu.no_callback, None)
-            self.cupti.cuptiUnsubscribe(subscriber)
-            self.cupti.cuptiFinalize()
-            self._exchange.reclaim()
+            if cu.is_subscription_free(self.cupti):
+                self.cupti.cuptiFinalize()
+                self._exchange.reclaim()
 
     def _disable(self) -> None:
         """Turn everything off."""

@@ -47,6 +47,18 @@ def stored_kernels(run_dir: Path) -> int:
     return sum(pq.ParquetFile(file).metadata.num_rows for file in (run_dir / "kernels").rglob("*.parquet"))
 
 
+def check_all_or_nothing(path: Path) -> None:
+    """A file, however damaged, becomes a run with what the summary says, or none."""
+    run_dir = path.parent / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    try:
+        summary = imported(path)
+    except ImportFailed:
+        assert not run_dir.exists()
+    else:
+        assert stored_kernels(run_dir) == summary.kernels
+
+
 def failure(path: Path, **options: Any) -> str:
     with pytest.raises(ImportFailed) as caught:
         imported(path, **options)
@@ -562,13 +574,7 @@ def test_mutated_and_cut_parquet_ends_in_one_line_or_a_run(tmp_path: Path, data:
         low = data.draw(st.sampled_from([4, len(content) // 2]))
         content[data.draw(st.integers(low, len(content) - 1))] = data.draw(st.integers(0, 255))
     victim.write_bytes(content[: data.draw(st.one_of(st.none(), st.integers(1, len(content))))])
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
-    try:
-        summary = imported(path)
-    except ImportFailed:
-        assert not (tmp_path / "run").exists()
-    else:
-        assert stored_kernels(tmp_path / "run") == summary.kernels
+    check_all_or_nothing(path)
 
 
 def test_names_in_parquet_that_are_no_text(tmp_path: Path) -> None:
@@ -690,13 +696,7 @@ def test_mutated_and_cut_files_end_in_one_line_or_a_run(tmp_path: Path, data: st
     cut = data.draw(st.one_of(st.none(), st.integers(20, len(content))))
     path = tmp_path / "mutated.sqlite"
     path.write_bytes(content[:cut])
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
-    try:
-        summary = imported(path)
-    except ImportFailed:
-        assert not (tmp_path / "run").exists()
-    else:
-        assert stored_kernels(tmp_path / "run") == summary.kernels
+    check_all_or_nothing(path)
 
 
 def test_damage_that_sqlite_quotes_in_its_message(tmp_path: Path) -> None:
