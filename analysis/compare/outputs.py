@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -11,6 +10,7 @@ from xml.etree import ElementTree
 from nanalyze.analysis.compare.effects import Effect, KernelEffect
 from nanalyze.analysis.compare.gates import FAILED, UNDECIDED, UNMEASURED, Outcome
 from nanalyze.analysis.compare.sample import Perturbed
+from nanalyze.analysis.jsonable import finite
 from nanalyze.analysis.report import values
 from nanalyze.analysis.report.names import cut, visible
 from nanalyze.analysis.report.perturbation import sentence
@@ -43,7 +43,7 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
         "gates": [_outcome(outcome) for outcome in comparison.outcomes],
         "perturbation": [{**vars(p), "kernel_class_id": str(p.kernel_class_id)} for p in comparison.perturbed],
     }
-    return _finite(content)  # type: ignore[no-any-return]
+    return finite(content)  # type: ignore[no-any-return]
 
 
 def to_json(comparison: Comparison) -> str:
@@ -97,16 +97,6 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "high": outcome.high,
         "reason": outcome.reason,
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def to_pandas(comparison: Comparison) -> pd.DataFrame:

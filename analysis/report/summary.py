@@ -8,10 +8,10 @@ and jq hold integers exactly up to 2**53 only), durations are integer nanosecond
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
+from nanalyze.analysis.jsonable import finite
 from nanalyze.analysis.report import values
 from nanalyze.analysis.report.cells import Row
 from nanalyze.analysis.report.collect import Data
@@ -87,7 +87,7 @@ def summary(data: Data, headline: Sequence[str], version: str, files: Sequence[s
 
 def encode(content: dict[str, Any]) -> str:
     """`content` as JSON text; NaN and infinities, which JSON has not, become null."""
-    return json.dumps(_finite(content), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+    return json.dumps(finite(content), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
 def _kernel(row: Row, data: Data) -> dict[str, Any]:
@@ -112,13 +112,3 @@ def _process(row: Row) -> dict[str, Any]:
 
 def _pick(row: Row, keys: Sequence[str]) -> dict[str, Any]:
     return {key: row[key] for key in keys}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
