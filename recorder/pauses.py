@@ -173,6 +173,7 @@ class Pauses:
     def rows(self, *, last: bool = False) -> list[dict[str, Any]]:
         """Rows of `pauses` of which no more will be known (all of them if `last`)."""
         now, devices = time.monotonic(), self._timeline.devices_seen
-        done = [p for p in self._pending if last or now >= p.deadline or devices <= p.first_ns.keys()]
+        # Before the first records come, no device is known, and nothing can be said yet.
+        done = [p for p in self._pending if last or now >= p.deadline or (devices and devices <= p.first_ns.keys())]
         self._pending = [p for p in self._pending if p not in done]
         return [pause.row() for pause in done]

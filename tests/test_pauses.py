@@ -234,6 +234,17 @@ def test_a_device_that_stays_idle_is_not_waited_for_for_ever(world: World) -> No
     assert [row["complete_ns"] for row in own.rows()] == [resumed + 7]
 
 
+def test_a_pause_before_the_first_records_waits_for_them(world: World) -> None:
+    own = made(world)
+    world.devices_seen = set()  # CUPTI hands its buffers over once a second
+    own.take(world)  # type: ignore[arg-type]
+    resumed = int(world.now * S)
+    assert own.rows() == []
+    world.devices_seen = {0}
+    world.listener(kernels((resumed + 7, resumed + 2, 0)))
+    assert [row["complete_ns"] for row in own.rows()] == [resumed + 7]
+
+
 def test_pauses_that_follow_each_other_quickly_are_told_apart(world: World) -> None:
     own = made(world)
     own.take(world)  # type: ignore[arg-type]

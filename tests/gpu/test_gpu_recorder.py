@@ -51,7 +51,7 @@ def failures(run_dir: Path) -> list[str]:
 def test_every_launch_is_recorded_once(tmp_path: Path) -> None:
     x = torch.zeros(1, device="cuda")
     count = 20_000
-    with recorder.record(tmp_path / "run"):
+    with recorder.record(tmp_path / "run"), recorder.annotate("loop"):
         for _ in range(count):
             x.add_(1)
     assert int(x) == count
@@ -139,7 +139,8 @@ def test_nodes_of_a_graph_carry_the_time_of_its_launch(tmp_path: Path) -> None:
     with recorder.record(tmp_path / "run"):
         for _ in range(5):
             time.sleep(0.01)
-            graph.replay()
+            with recorder.annotate("replay"):  # launch times are recorded from the first range on
+                graph.replay()
         torch.cuda.synchronize()
     kernels = read_table(tmp_path / "run", "kernels")
     assert len(kernels) == 15
