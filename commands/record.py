@@ -100,14 +100,20 @@ def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
     "--timestamps", type=click.Choice(["host", "device"]), help="Memory into which the GPU writes them (default host)."
 )
 @option("--launch-times/--no-launch-times", default=True, help="Note when each kernel was launched, and so its range.")
-@option("--overhead", metavar="PERCENT", type=float, help="CPU time the recorder may take, of a core (default 1).")
+@option(
+    "--overhead",
+    metavar="PERCENT",
+    type=float,
+    help="CPU time the recorder may take, of the job's cores, at most 5 % of one (default 1).",
+)
 @option(
     "--pause",
     metavar="PERCENT",
     type=float,
     help="Share of the time to switch off for, to measure what recording costs the steps (default 1; 0: never).",
 )
-@option("--copies/--no-copies", default=True, help="Record copies and memory sets.")
+@option("--copies/--no-copies", default=True, help="Record copies.")
+@option("--memsets/--no-memsets", default=False, help="Record memory sets: each costs the GPU about 2 us.")
 @option("--nvtx/--no-nvtx", default=True, help="Record the ranges that the job marks with NVTX.")
 @option("--exact", metavar="REGEX", help="Hardware counters of kernels whose name matches; `.` for all.")
 @option("--exact-exclude", metavar="REGEX", help="Leave out kernels whose name matches.")
@@ -197,6 +203,7 @@ def request(shown: str, *, processes: int = 0, kernels: int = 0, **options: Any)
         launch_times=options["launch_times"],
         nvtx=options["nvtx"],
         copies=options["copies"],
+        memsets=options["memsets"],
         exact=_exact(options),
         samples=_samples(options),
         start_on=_list(options["start_on"] or ""),

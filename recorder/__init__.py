@@ -57,12 +57,14 @@ def record(run_dir: str | os.PathLike[str], **settings: Any) -> Recorder | Under
     with `exact`), `append` (add to a run directory that already holds a run), `timestamps` (where the GPU
     writes them: "host" memory, or "device" memory, which is cheaper but has been seen to deadlock),
     `launch_times` (False leaves out `queued_ns`, and with it which kernels belong to which range),
-    `nvtx` (False leaves out the ranges that the job marks with NVTX), `copies` (False leaves out copies and
-    memory sets, which cost a busy GPU more than kernels do), `detach` (True shuts CUPTI down
-    at `stop`, so that launches cost what they did before; otherwise it stays attached, at up to 1 us a launch),
-    `overhead_pct` (the CPU time that the recorder may take, in percent of a core: sampling keeps to what
-    the timeline leaves of it), `pause_pct` (the share of the time, in percent, for which the recorder
-    switches itself off to measure its effect on the job's steps; 0 for never, and never with `exact`).
+    `nvtx` (False leaves out the ranges that the job marks with NVTX), `copies` (False leaves them out),
+    `memsets` (True records memory sets too, each of which costs the GPU about 2 us), `detach` (True shuts
+    CUPTI down at `stop`, so that launches cost what they did before; safe only where nothing is launched
+    meanwhile; otherwise it stays attached, at up to 1 us a launch), `overhead_pct` (the CPU time that the
+    recorder may take, in percent of the cores this process may use, at most 5 % of one core unless it is
+    above that itself: sampling keeps to what the timeline leaves of it), `pause_pct` (the share of the time,
+    in percent, for which the recorder switches itself off to measure its effect on the job's steps; 0 for
+    never, and never with `exact`).
 
     Raises RecorderError for wrong settings, a directory that cannot be used, or a recording
     already in progress. What is missing on the machine (GPU, CUPTI, permission) raises nothing:

@@ -75,6 +75,7 @@ class Request:
     launch_times: bool = True
     nvtx: bool = True
     copies: bool = True
+    memsets: bool = False
     overhead_pct: float = 1.0
     pause_pct: float = 1.0
     exact: Mapping[str, Any] | None = None
@@ -113,6 +114,7 @@ class Request:
             launch_times=self.launch_times,
             nvtx=self.nvtx,
             copies=self.copies,
+            memsets=self.memsets,
             overhead_pct=self.overhead_pct,
             pause_pct=self.pause_pct,
         )

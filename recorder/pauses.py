@@ -26,7 +26,7 @@ LONGEST_S = 10.0
 LONGEST_STEP_S = LONGEST_S / 4  # three whole ones in a pause of four, however they lie
 LEAST_REPEATS = 3  # of a range, before it counts as a step
 HOLD_PATIENCE_S = 2.0  # for the samples layer to close its window
-COMPLETE_PATIENCE_S = 5.0  # CUPTI hands its records over once a second
+COMPLETE_PATIENCE_S = 15.0  # a quiet job's records come with the writes, flush_s apart
 
 
 @dataclass

@@ -200,6 +200,7 @@ class Recorder:
             pinned=self.settings.timestamps == "host",
             launch_times=self.settings.launch_times,
             copies=self.settings.copies,
+            memsets=self.settings.memsets,
         )
         timeline.start()
         self._timeline = timeline
@@ -232,7 +233,7 @@ class Recorder:
     def _left_for_samples_pct(self) -> float:
         """What the timeline leaves of the CPU budget, in percent of a core; never nothing."""
         elapsed_ns = max(time.time_ns() - self._started_ns, 1)
-        budget = self.settings.overhead_pct
+        budget = self.settings.cpu_budget_pct
         return max(budget - 100 * self._cpu_ns / elapsed_ns, LEAST_FOR_SAMPLES * budget)
 
     def _start_nvtx(self) -> None:
@@ -295,6 +296,8 @@ class Recorder:
     def _work(self, *, tick: bool, flush: bool) -> None:
         if self._timeline is not None:
             self._take_exact()
+            if flush:
+                self._timeline.flush_if_quiet()
             self._timeline.drain()
             self._resolve_exact()
         self._take_samples()
@@ -502,9 +505,10 @@ class Recorder:
         """Say where the budget was not kept: the timeline cannot do with less than it needs."""
         elapsed_s = (time.time_ns() - self._started_ns) / 1e9
         used_pct = self._cpu_ns / 1e7 / elapsed_s
-        if elapsed_s > BUDGET_NOTED_AFTER_S and used_pct > 1.1 * self.settings.overhead_pct:
+        if elapsed_s > BUDGET_NOTED_AFTER_S and used_pct > 1.1 * self.settings.cpu_budget_pct:
             text = (
-                f"the recorder took {used_pct:.2g} % of a core, more than overhead_pct={self.settings.overhead_pct:g}: "
+                f"the recorder took {used_pct:.2g} % of a core, more than the {self.settings.cpu_budget_pct:g} % "
+                f"that overhead_pct={self.settings.overhead_pct:g} allows: "
                 "decoding the timeline costs by the launch and only sampling can be made to take less"
             )
             self._writer.event("recorder", "note", text)

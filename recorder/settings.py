@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from nanalyze.recorder.exact import Exact
 from nanalyze.recorder.samples import Samples
 from nanalyze.rundir.errors import RecorderError
+
+MOST_OF_A_CORE_PCT = 5.0  # that the recorder may take without being told so, however many cores there are
 
 LAYERS = ("timeline", "ranges", "device_state")
 TIMESTAMP_PLACES = ("host", "device")
@@ -26,6 +29,7 @@ class Settings:
     launch_times: bool = True
     nvtx: bool = True
     copies: bool = True
+    memsets: bool = False
     detach: bool = False
     overhead_pct: float = 1.0
     pause_pct: float = 1.0
@@ -56,6 +60,22 @@ class Settings:
             raise RecorderError(
                 f"exact={self.exact!r}: must be a recorder.Exact, such as recorder.Exact(kernels='gemm')"
             )
+
+    @property
+    def cpu_budget_pct(self) -> float:
+        """CPU time the recorder may take, in percent of one core.
+
+        `overhead_pct` is of all the cores this process may use, since the job's threads leave most of them
+        idle; above 5 % of one core only when `overhead_pct` itself is.
+        """
+        return max(self.overhead_pct, min(self.overhead_pct * usable_cores(), MOST_OF_A_CORE_PCT))
+
+
+def usable_cores() -> int:
+    """CPUs that this process may be scheduled on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _is_number(value: Any) -> bool:

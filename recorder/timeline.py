@@ -1,4 +1,4 @@
-"""The timeline layer: every kernel, copy and memory set, from CUPTI activity records.
+"""The timeline layer: every kernel and copy, and memory sets if asked, from CUPTI activity records.
 
 CUPTI fills buffers and hands them back; decoding happens later, on the recorder's thread. The
 buffers are bounded: when the recorder cannot keep up, CUPTI gets none, drops records and counts
@@ -30,7 +30,10 @@ FLUSH_PERIOD_MS = 1000
 # run out of the caches (1.6 against 3.2 million a second with nothing beside; 2 shared cores).
 BATCH = 4
 
-KINDS = (cu.KIND_CONCURRENT_KERNEL, cu.KIND_MEMCPY, cu.KIND_MEMSET, cu.KIND_MEMCPY2)
+COPY_KINDS = (cu.KIND_MEMCPY, cu.KIND_MEMCPY2)
+# Not asked for by default: a record of a memory set cost an H200 1.8 us of GPU time, one of a kernel 0.2 us
+# (docs/measurements.md), and most sets are shorter than that.
+MEMSET_KINDS = (cu.KIND_MEMSET,)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Timeline:
         pinned: bool = True,
         launch_times: bool = True,
         copies: bool = True,
+        memsets: bool = False,
     ) -> None:
         self.cupti = cupti
         self.classes = ClassTable()
@@ -67,7 +71,8 @@ class Timeline:
         self.dropped = 0
         self.odd = 0
         self._pinned = pinned
-        self._kinds = KINDS if copies else KINDS[:1]
+        self._kinds = (cu.KIND_CONCURRENT_KERNEL, *COPY_KINDS * copies, *MEMSET_KINDS * memsets)
+        self._buffers_at_flush = 0
         self._wants_launch_times = launch_times
         self.is_aside = False  # whether CUPTI is left to another client
         self._switching = threading.RLock()
@@ -94,8 +99,7 @@ class Timeline:
         try:
             for kind in (*self._kinds, *self._marker_kinds()):
                 self.cupti.cuptiActivityEnable(kind)
-            # CUPTI's own worker flushes: a quiet job's records come out, and no thread of ours can
-            # be held up inside CUPTI by a job that launches from many threads.
+            # CUPTI's own worker hands full buffers over, also when the job launches nothing more.
             self.cupti.cuptiActivityFlushPeriod(FLUSH_PERIOD_MS)
         except RecorderError:
             self._disable()
@@ -164,9 +168,9 @@ class Timeline:
         with self._switching:
             if self.is_aside:
                 return
+            self.clock.start()  # first, so that no launch is recorded without its time
             for kind in self._kinds:
                 self.cupti.cuptiActivityEnable(kind)
-            self.clock.start()
 
     def stop(self) -> None:
         """Stop the records and take in what is complete."""
@@ -228,6 +232,16 @@ class Timeline:
             self.cupti.cuptiActivityFlushAll(int(forced))
         except cu.CuptiError as error:
             self.trouble.append(f"the last launches may be missing: {error}")
+
+    def flush_if_quiet(self) -> None:
+        """Make CUPTI hand over a buffer that is not full, where none has come since this was called last.
+
+        CUPTI's worker hands over full ones only (2,300 launches), and a job with few launches would lose
+        minutes of them to a kill -9. A busy job's threads are not disturbed.
+        """
+        if self.buffers == self._buffers_at_flush and self.started_any:
+            self.flush()
+        self._buffers_at_flush = self.buffers
 
     # -- on the recorder's thread -------------------------------------------------------------
 

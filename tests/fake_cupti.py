@@ -357,8 +357,7 @@ class FakeCupti(PmSampling):
         while True:
             period = self.flush_period_ms / 1000
             if period and time.monotonic() >= last + period:
-                last = time.monotonic()
-                self._hand_over(forced=False)
+                last = time.monotonic()  # hands over full buffers only, and those were handed over when they filled
             try:
                 job = self._jobs.get(timeout=max(0.0, last + period - time.monotonic()) if period else None)
             except queue.Empty:
