@@ -16,7 +16,7 @@ import pytest
 from fake_gpu import FakeGpu, final_process, read_table
 
 from nanalyze import analysis, recorder
-from nanalyze.recorder import identity, pauses, session, timeline
+from nanalyze.recorder import identity, pauses, session, settings, timeline
 from nanalyze.recorder.cupti import CuptiError
 from nanalyze.recorder.pauses import Pauses, Steps
 from nanalyze.rundir.errors import RecorderError
@@ -390,10 +390,22 @@ def test_a_pause_that_fails_is_said_once_and_the_job_goes_on(
 # --- the budget ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("overhead_pct", "cores", "budget"),
+    [(1.0, 1, 1.0), (1.0, 3, 3.0), (1.0, 128, 5.0), (0.01, 128, 1.28), (8.0, 1, 8.0), (8.0, 64, 8.0)],
+)
+def test_the_budget_is_of_all_cores_but_at_most_5_percent_of_one(
+    monkeypatch: pytest.MonkeyPatch, overhead_pct: float, cores: int, budget: float
+) -> None:
+    monkeypatch.setattr(settings, "usable_cores", lambda: cores)
+    assert settings.Settings(overhead_pct=overhead_pct).cpu_budget_pct == pytest.approx(budget)
+
+
 @pytest.mark.parametrize(("used_s", "left"), [(0.0, 2.0), (0.5, 1.5), (1.9, 0.5), (5.0, 0.5)])
 def test_sampling_gets_what_the_timeline_leaves_but_never_nothing(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used_s: float, left: float
 ) -> None:
+    monkeypatch.setattr(settings, "usable_cores", lambda: 1)
     with recorder.record(tmp_path / "run", overhead_pct=2) as rec:
         monkeypatch.setattr(session.time, "time_ns", lambda: rec._started_ns + 100 * S)
         rec._cpu_ns = int(used_s * S)
@@ -406,7 +418,7 @@ def test_a_budget_that_was_not_kept_is_noted(gpu: FakeGpu, tmp_path: Path, monke
     with recorder.record(run_dir, overhead_pct=0.001):
         gpu.launch()
     (note,) = [row for row in read_table(run_dir, "events") if row["kind"] == "note"]
-    assert (note["layer"], "more than overhead_pct=0.001" in note["message"]) == ("recorder", True)
+    assert (note["layer"], "that overhead_pct=0.001 allows" in note["message"]) == ("recorder", True)
 
 
 @pytest.mark.parametrize(
