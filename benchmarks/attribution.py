@@ -3,6 +3,7 @@
     python benchmarks/attribution.py OUT_DIR                    # simulated jobs: no GPU needed, three minutes
     python benchmarks/attribution.py OUT_DIR --seconds 600      # a longer simulated job for the timing
     python benchmarks/attribution.py OUT_DIR --gpu              # recorded jobs against exact counters
+    python benchmarks/attribution.py OUT_DIR --again            # the recordings of an earlier --gpu in OUT_DIR
 
 Without a GPU, kernel streams with known rates are simulated, sampled, attributed and compared: errors,
 and how many of the 95 % intervals hold the truth. With one, each of three jobs (a GPT-2-small training
@@ -244,18 +245,29 @@ def _graph() -> tuple[Callable[[], Any], Callable[[], Any]]:
 JOBS = {"GPT-2-small training": _gpt2, "ResNet-50 training": _resnet, "inference in a CUDA graph": _graph}
 
 
-def recorded(out: Path, seconds: float, names: list[str]) -> list[Row]:
-    """One row a job and counter."""
+TOTALS = "totals.json"  # what the range profiler counted in a whole step, and how many steps were sampled
+
+
+def recorded(out: Path, seconds: float | None, names: list[str]) -> list[Row]:
+    """One row a job and counter; without `seconds` from recordings that are there already."""
     rows: list[Row] = []
     for name in names:
+        folder = out / name.replace(" ", "-")
         try:
-            rows += _recorded(out / name.replace(" ", "-"), name, seconds)
+            if seconds is not None:
+                _record(folder, name, seconds)
+            found = compare(folder / "sampled", folder / "every-launch", folder / "full-set", name)
+            if (folder / TOTALS).exists():
+                found += compare_totals(folder / "sampled", **json.loads((folder / TOTALS).read_text()), name=name)
+            print(table(found), file=sys.stderr, flush=True)
+            rows += found
         except Exception as error:
             print(f"{name}: left out: {type(error).__name__}: {error}", file=sys.stderr)
     return rows
 
 
-def _recorded(folder: Path, name: str, seconds: float) -> list[Row]:
+def _record(folder: Path, name: str, seconds: float) -> None:
+    """The samples may take all the CPU time they need: what is judged is the estimate, from so many seconds of samples."""
     import torch
 
     from nanalyze import recorder
@@ -267,20 +279,19 @@ def _recorded(folder: Path, name: str, seconds: float) -> list[Row]:
     torch.cuda.synchronize()
     shutil.rmtree(folder, ignore_errors=True)
     totals = step_totals(step)
-    with recorder.record(folder / "sampled", samples=recorder.Samples()):
+    with recorder.record(folder / "sampled", samples=recorder.Samples(overhead_pct=100), pause_pct=0):
         steps, began = 0, time.monotonic()
         while time.monotonic() - began < seconds:
             step()
             steps += 1
         torch.cuda.synchronize()
+    (folder / TOTALS).write_text(json.dumps({"totals": totals, "steps": steps}), encoding="utf-8")
     metrics = (*RAW.values(), *PERCENTAGES, "gpu__time_duration.sum")
     every = recorder.Exact(first=1_000_000, budget_pct=100, metrics=metrics)
     for part, exact in (("every launch", every), ("full set", recorder.Exact(first=1, budget_pct=100))):
         with recorder.record(folder / part.replace(" ", "-"), exact=exact):
             plain()
             torch.cuda.synchronize()
-    rows = compare(folder / "sampled", folder / "every-launch", folder / "full-set", name)
-    return rows + compare_totals(folder / "sampled", totals, steps, name)
 
 
 def step_totals(step: Callable[[], Any]) -> dict[str, float]:
@@ -466,13 +477,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--gpu", action="store_true", help="record jobs instead of simulating them")
-    parser.add_argument("--seconds", type=float, help="of the timed simulated job (30), or of each recording (10)")
+    parser.add_argument("--again", action="store_true", help="compare the recordings that are in OUT_DIR already")
+    parser.add_argument("--seconds", type=float, help="of the timed simulated job (30), or of each recording (60)")
     parser.add_argument("--only", help="recorded jobs whose names hold this text")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.gpu:
+    if options.gpu or options.again:
         names = [name for name in JOBS if (options.only or "").lower() in name.lower()]
-        results = {"recorded": recorded(options.out, options.seconds or 10, names)}
+        results = {"recorded": recorded(options.out, None if options.again else options.seconds or 60, names)}
     else:
         results = {"simulated": simulated(options.out), "timing": [timing(options.out, options.seconds or 30)]}
     (options.out / "attribution.json").write_text(json.dumps(results, indent=1), encoding="utf-8")

@@ -11,6 +11,10 @@ processes. Because 1 % is less than such a comparison resolves, nanalyze is also
 one process alternates long blocks with and without it, in the order off-on, on-off, ...; the median
 of the pairs' ratios is reported with its 95 % bootstrap interval. Blocks are longer than the
 recorder's flush interval, so that what its threads do counts too.
+
+Where the CPU is noisy or slow, the step's wall time says little: it is as long as the longer of what the
+CPU and what the GPU need. So the GPU's time of a step is also measured alone, under each tool and without
+it: by events, with the whole step queued while a kernel that only waits keeps the GPU busy.
 """
 
 from __future__ import annotations
@@ -177,6 +181,7 @@ class Workload:
     scale: float  # from seconds to the table's unit: us a launch, ms a step
     launches: int  # GPU launches a unit, for bytes a launch
     chunk: int  # units between two looks at the clock in a timed block
+    queue: Callable[[], None]  # one unit, not waited for
 
 
 @dataclass(frozen=True)
@@ -209,7 +214,7 @@ def _launch_loop(plan: Plan, annotate: Callable[[str], AbstractContextManager[An
         synchronize()
 
     run(2000)
-    return Workload("launch loop", "us a launch", run, plan.launches, 2000, 1e6, 1, 5000)
+    return Workload("launch loop", "us a launch", run, plan.launches, 2000, 1e6, 1, 5000, lambda: x.add_(1))
 
 
 def _gpt2_steps(plan: Plan, annotate: Callable[[str], AbstractContextManager[Any]]) -> Workload:
@@ -227,7 +232,7 @@ def _gpt2_steps(plan: Plan, annotate: Callable[[str], AbstractContextManager[Any
         synchronize()
 
     run(5)
-    return Workload("GPT-2 step", "ms a step", run, plan.steps, 3, 1e3, 790, 10)
+    return Workload("GPT-2 step", "ms a step", run, plan.steps, 3, 1e3, 790, 10, step)
 
 
 # --- one tool in one process ----------------------------------------------------------------------
@@ -324,6 +329,53 @@ def _measure_pairs(tool: Tool, workload: Workload, plan: Plan) -> Result:
         "extra_interval": bootstrap_interval(extras),
         "pairs": pairs,
     }
+
+
+GPU_PAIRS = 4
+GPU_STEPS = 10  # of a block; their median is its value
+WAIT_CYCLES = 100_000_000  # 50 ms at 2 GHz: longer than the CPU takes to queue a step
+
+
+def measure_gpu(name: str, plan: Plan) -> list[Result]:
+    """The GPU's time of a step in alternating blocks without and with the tool, in ms."""
+    tool = TOOLS[name]()
+    tool.load()
+    step = _gpt2_steps(plan, tool.annotate)
+    off, on = [], []
+    for _ in range(GPU_PAIRS):
+        off.append(_gpu_block(Tool(), step))
+        on.append(_gpu_block(tool, step))
+    ratios = [with_it / without for without, with_it in zip(off, on, strict=True)]
+    return [
+        {
+            "tool": name,
+            "off": statistics.median(off),
+            "on": statistics.median(on),
+            "ratio": statistics.median(ratios),
+            "range": (min(ratios), max(ratios)),
+        }
+    ]
+
+
+def _gpu_block(tool: Tool, step: Workload) -> float:
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="nanalyze-bench-") as folder:
+        tool.start(Path(folder))
+        try:
+            step.run(step.warm)
+            times = []
+            for _ in range(GPU_STEPS):
+                before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                torch.cuda._sleep(WAIT_CYCLES)
+                before.record()
+                step.queue()
+                after.record()
+                torch.cuda.synchronize()
+                times.append(before.elapsed_time(after))
+        finally:
+            tool.stop()
+    return statistics.median(times)
 
 
 def _timed_block(tool: Tool, workload: Workload, seconds: float) -> float:
@@ -511,6 +563,18 @@ def pairs_table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
+def gpu_table(results: list[Result]) -> str:
+    head = "| tool | off | on | ratio (least to most) |"
+    lines = [head, "|" + " --- |" * 4]
+    for result in results:
+        low, high = result["range"]
+        lines.append(
+            f"| {result['tool']} | {result['off']:.3f} ms | {result['on']:.3f} ms "
+            f"| {result['ratio']:.4f} ({low:.4f} to {high:.4f}) |"
+        )
+    return "\n".join(lines)
+
+
 def decode_table(results: list[Result]) -> str:
     lines = ["| buffer | records | ns a record | bytes not understood |", "|" + " --- |" * 4]
     for result in results:
@@ -560,6 +624,12 @@ def measure_all(arguments: argparse.Namespace) -> None:
         pairs += in_process(arguments.processes, measure_pairs, name, plan)
     text += "\n\nIn pairs:\n\n" + pairs_table(pairs)
     write(arguments.out_dir / "recorder", {"tools": tools, "pairs": pairs}, text)
+    gpu: list[Result] = []
+    for name in names if plan.device == "cuda" else []:
+        gpu += in_process(arguments.processes, measure_gpu, name, plan)
+    if gpu:
+        text += "\n\nThe GPU's time of a GPT-2 step:\n\n" + gpu_table(gpu)
+        write(arguments.out_dir / "recorder", {"tools": tools, "pairs": pairs, "gpu": gpu}, text)
 
 
 def write(path: Path, content: dict[str, Any], text: str) -> None:
