@@ -21,7 +21,7 @@ from nanalyze.analysis import sqltext
 from nanalyze.analysis.attribution_modes import Estimates, by_class
 from nanalyze.analysis.attribution_normal import Device, Equations, equations, sampled_devices
 from nanalyze.analysis.attribution_solve import INFLATION_LIMIT, Fit, fit, fit_members
-from nanalyze.rundir.sampled import BY_COLUMN
+from nanalyze.rundir.sampled import BY_COLUMN, TRACING_INSTRUCTIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,7 +256,25 @@ def _properties(cursor: duckdb.DuckDBPyConnection, device: Device) -> derivation
     readings = cursor.execute(
         f"SELECT time_ns, sm_clock_hz, memory_clock_hz FROM device_state WHERE {owned} ORDER BY ALL"
     ).fetchall()
-    return derivation.Properties(values, _readings(readings, 1), _readings(readings, 2))
+    added = _tracing_instructions(cursor, device, values)
+    return derivation.Properties(values, _readings(readings, 1), _readings(readings, 2), added)
+
+
+def _tracing_instructions(
+    cursor: duckdb.DuckDBPyConnection, device: Device, values: Mapping[str, float]
+) -> dict[int | None, float]:
+    """Warp instructions that CUPTI added to a launch of each class; none where no CUPTI timed the kernels."""
+    each = TRACING_INSTRUCTIONS.get((int(values.get("cc_major", 0)), int(values.get("cc_minor", 0))))
+    processes = ", ".join(sqltext.literal(process) for process, _ in device.owners)
+    timed = f"SELECT count(*) FROM processes WHERE process IN ({processes}) AND cupti_version IS NOT NULL"
+    if each is None or not cursor.execute(timed).fetchall()[0][0]:
+        return {}
+    found = cursor.execute(
+        "SELECT kernel_class_id, grid_x::DOUBLE * grid_y * grid_z * ceil(block_x::DOUBLE * block_y * block_z / ?) "
+        "FROM kernel_classes",
+        [values.get("warp_size", 32.0)],
+    ).fetchall()
+    return {class_id: each * warps for class_id, warps in found if warps is not None}
 
 
 def _readings(rows: Sequence[tuple[Any, ...]], column: int) -> tuple[Any, Any]:

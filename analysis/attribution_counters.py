@@ -36,11 +36,15 @@ _LEAST_SPREAD = 0.01
 
 @dataclass
 class Properties:
-    """What a device can do; NaN where it is not known. Clock readings are (ns, Hz)."""
+    """What a device can do; NaN where it is not known. Clock readings are (ns, Hz).
+
+    `tracing_instructions` is what recording added to a launch, by kernel class.
+    """
 
     values: Mapping[str, float] = field(default_factory=dict)
     sm_clock: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
     memory_clock: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
+    tracing_instructions: Mapping[int | None, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float:
         return self.values.get(name, math.nan)
@@ -156,7 +160,15 @@ class DeviceRates:
             with np.errstate(divide="ignore", invalid="ignore"):
                 part = part.scaled(np.where(total > 0, weights[f] / total, np.nan))
             result = part if result is None else result.plus(part)
-        return result
+        assert result is not None  # a total above 0 has groups
+        return self._untraced(result) if column in sampled.TRACED_COLUMNS else result
+
+    def _untraced(self, rate: Quantity) -> Quantity:
+        """Instructions per ms without those that time the kernels."""
+        added = np.array([self.properties.tracing_instructions.get(own, 0.0) for own in self.identifiers])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            added_per_ms = np.where(added > 0, added / self.mean_ms, 0.0)
+        return Quantity(np.maximum(rate.value - added_per_ms, 0.0), rate.influence, rate.degrees)
 
     def _rate_in(self, f: int, column: str) -> Quantity:
         found, known, counter = self._found[f], self._known[f], self.equations[f].counters.index(column)

@@ -43,6 +43,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     trace = Trace(folder)
     trace.device(sm_clock_max_hz=1_980_000_000, memory_clock_max_hz=3_201_000_000)
+    trace.process_row(cupti_version=130001)
     for number, row in enumerate(pd.read_csv(FOLDER / "classes.csv").itertuples()):
         grid, block = (row.grid_x, row.grid_y, row.grid_z), (row.block_x, row.block_y, row.block_z)
         trace.kernel_class(row.name, grid, block, kernel_class_id=number)
@@ -89,7 +90,7 @@ def weighted(frame: pd.DataFrame, counter: str) -> float:
 @pytest.mark.parametrize(
     ("counter", "percent"),
     [
-        ("inst", 6.0),
+        ("inst", 5.0),
         ("l2_bytes", 5.0),
         ("sm_active_pct", 6.0),
         ("dram_read_bytes", 11.0),
@@ -115,8 +116,19 @@ def test_traffic_that_no_cache_changes_is_within_six_percent(compared: pd.DataFr
 
 def test_most_intervals_hold_the_exact_value(compared: pd.DataFrame) -> None:
     inside = compared.groupby("counter")["is_inside"].mean()
-    assert inside["l2_bytes"] >= 0.9
-    assert inside[["inst", "dram_read_bytes"]].min() >= 0.8
+    assert inside[["inst", "l2_bytes"]].min() >= 0.9
+    assert inside["dram_read_bytes"] >= 0.8
+
+
+def test_what_tracing_adds_to_a_kernel_is_taken_off(compared: pd.DataFrame, run: na.Run) -> None:
+    """Elementwise kernels of 23 instructions a warp: with the 8 that CUPTI adds they were 32 and 35 % off."""
+    warps = run.sql(
+        "SELECT kernel_class_id AS id, grid_x * grid_y * grid_z * block_x / 32 AS warps FROM kernel_classes"
+    ).set_index("id")["warps"]
+    own = compared[compared["counter"] == "inst"]
+    small = own[(own["exact"] / own["id"].map(warps) == 23) & (own["exact"] > 1e7)]
+    assert len(small) == 2
+    assert small["error"].max() < 0.05
 
 
 def test_samples_that_were_cut_short_are_left_out(run: na.Run) -> None:
