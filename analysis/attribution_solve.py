@@ -51,15 +51,15 @@ class Blocks:
 
     def merged(self, members: Sequence[Sequence[int]]) -> Blocks:
         """With the terms of each of `members` added into one."""
-        alone = [terms[0] for terms in members]
-        gram = self.gram[:, alone][:, :, alone]
-        moment = self.moment[:, alone]
-        if any(len(terms) > 1 for terms in members):
-            mixing = np.zeros((self.gram.shape[1], len(members)))
-            for group, terms in enumerate(members):
-                mixing[list(terms), group] = 1
-            gram = np.matmul(mixing.T, _times(self.gram, mixing))
-            moment = np.matmul(mixing.T, self.moment)
+        first = [terms[0] for terms in members]
+        rows, moment = self.gram.take(first, axis=1), self.moment.take(first, axis=1)
+        several = [(place, terms[1:]) for place, terms in enumerate(members) if len(terms) > 1]
+        for place, terms in several:
+            rows[:, place] += self.gram[:, terms].sum(axis=1)
+            moment[:, place] += self.moment[:, terms].sum(axis=1)
+        gram = rows.take(first, axis=2)
+        for place, terms in several:
+            gram[:, :, place] += rows[:, :, terms].sum(axis=2)
         return Blocks(gram, moment, self.square, self.flat, self.length, self.samples)
 
 

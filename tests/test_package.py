@@ -319,3 +319,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize(("verb", "threads"), [("report", "1"), ("record", "None")])
+def test_only_commands_that_start_no_job_choose_threads(tmp_path: Path, verb: str, threads: str) -> None:
+    code = (
+        "import click, os; from nanalyze.commands import main; os.environ.pop('OPENBLAS_NUM_THREADS', None);"
+        f"main.get_command(click.Context(main), {verb!r}); print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    assert python(code, tmp_path) == threads
