@@ -147,12 +147,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuptiActivityEnableLatencyTimestamps": (c_uint8,),
     "cuptiActivityEnableDriverApi": (c_uint32, c_uint8),
     "cuptiActivityEnableRuntimeApi": (c_uint32, c_uint8),
-    "cuptiGetTimestamp": (POINTER(c_uint64),),
     "cuptiSubscribe": (POINTER(c_void_p), ApiCallback, c_void_p),
     "cuptiSubscribe_v2": (POINTER(c_void_p), ApiCallback, c_void_p, POINTER(SubscriberParams)),
     "cuptiUnsubscribe": (c_void_p,),
     "cuptiEnableCallback": (c_uint32, c_void_p, c_int, c_uint32),
-    "cuptiGetGraphExecId": (c_void_p, POINTER(c_uint32)),
     "cuptiFinalize": (),
 }
 

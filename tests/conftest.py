@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,20 @@ def gpu_count() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A fake GPU in place of the machine's, and no recording left when the test ends."""
+    from fake_gpu import FakeGpu
+
+    from nanalyze import recorder
+
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    yield gpu
+    recorder.stop()
+    gpu.close()
 
 
 def pytest_configure() -> None:

@@ -442,9 +442,6 @@ class FakeCupti(PmSampling):
     def _cuptiGetVersion(self, version: Any) -> None:
         version[0] = self.version
 
-    def _cuptiGetTimestamp(self, timestamp: Any) -> None:
-        timestamp[0] = time.time_ns()
-
     def _cuptiActivityRegisterCallbacks(self, request: Any, complete: Any) -> None:
         self._request = _Request(ctypes.cast(request, c_void_p).value or 0)
         self._complete = _Complete(ctypes.cast(complete, c_void_p).value or 0)
@@ -508,9 +505,6 @@ class FakeCupti(PmSampling):
         if size is None:
             raise CuptiCode(INVALID_KIND)
         return size
-
-    def _cuptiGetGraphExecId(self, executable: int | None, graph: Any) -> None:
-        graph[0] = (executable or 0) & 0xFFFF
 
     def _cuptiFinalize(self) -> None:
         """Everything is off, and buffers in flight are not given back."""

@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,15 +24,6 @@ from nanalyze.recorder.writer import Writer
 
 KERNEL, MEMCPY = fake_records.KERNEL, fake_records.MEMCPY
 TORCH = "torch.autograd.profiler"
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    gpu = FakeGpu()
-    gpu.install(monkeypatch)
-    yield gpu
-    recorder.stop()
-    gpu.close()
 
 
 class Client:

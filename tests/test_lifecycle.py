@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -304,15 +303,6 @@ def test_a_recorder_that_is_dropped_is_still_stopped_at_exit(tmp_path: Path) -> 
 
 
 # --- a job that records itself, under `nanalyze record` ------------------------------------------
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    gpu = FakeGpu()
-    gpu.install(monkeypatch)
-    yield gpu
-    recorder.stop()
-    gpu.close()
 
 
 def test_a_recording_within_a_whole_process_recording_changes_nothing(

@@ -18,15 +18,6 @@ InteractiveShell = pytest.importorskip("IPython.core.interactiveshell").Interact
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    gpu = FakeGpu()
-    gpu.install(monkeypatch)
-    yield gpu
-    recorder.stop()
-    gpu.close()
-
-
-@pytest.fixture
 def shell(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

@@ -34,15 +34,6 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recorder.stop()
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    gpu = FakeGpu()
-    gpu.install(monkeypatch)
-    yield gpu
-    recorder.stop()
-    gpu.close()
-
-
 class Markers:
     """Marker records in order, decoded and taken in."""
 
