@@ -62,14 +62,13 @@ def test_cold_and_warm_show_in_times_and_counters(tmp_path: Path) -> None:
     for cache in ("cold", "warm"):
         result = recorder.measure(
             {"copy": copy}, [8], setup=buffers, cache=cache, repetitions=20,
-            counters=["dram_read_bytes", "l2_hit_pct"], run_dir=tmp_path / cache,
+            counters=["dram_read_bytes"], run_dir=tmp_path / cache,
         )  # fmt: skip
         assert result.failures == {}
         (found[cache],) = result.to_wide().to_dict("records")
     cold, warm = found["cold"], found["warm"]
     assert cold["dram_read_bytes"] > 0.9 * 8 * MIB
     assert warm["dram_read_bytes"] < 0.2 * 8 * MIB
-    assert warm["l2_hit_pct"] > cold["l2_hit_pct"] + 20
     assert cold["total_ns"] > 1.1 * warm["total_ns"]
 
 
