@@ -10,7 +10,7 @@ method, says when it fails and what was measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -22,6 +22,7 @@ from nanalyze.analysis.attribution_modes import Estimates, by_class
 from nanalyze.analysis.attribution_normal import Device, Equations, equations, sampled_devices
 from nanalyze.analysis.attribution_solve import INFLATION_LIMIT, Fit, fit, fit_members
 from nanalyze.rundir.sampled import BY_COLUMN, TRACING_INSTRUCTIONS
+from nanalyze.rundir.shards import Shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,18 +94,22 @@ Rows = dict[str, list[tuple[object, ...]]]
 
 
 def attribute(
-    cursor: duckdb.DuckDBPyConnection, counters: Sequence[str], inflation_limit: float = INFLATION_LIMIT
+    cursor: duckdb.DuckDBPyConnection,
+    counters: Sequence[str],
+    shards: Mapping[str, Sequence[Shard]],
+    inflation_limit: float = INFLATION_LIMIT,
 ) -> dict[str, pa.Table]:
     """The content of `TABLES`: estimates of every device whose samples hold any of `counters`.
 
-    `cursor` sees the schemas `raw` and `main` of a run; temporary tables are made on it. Classes whose
-    variance inflation exceeds `inflation_limit` are merged with others. Raises duckdb.Error.
+    `cursor` sees the schemas `raw` and `main` of a run, whose good files `shards` lists by table; temporary tables
+    are made on it. Classes whose variance inflation exceeds `inflation_limit` are merged with others. Raises
+    duckdb.Error.
     """
     rows: Rows = {name: [] for name in TABLES}
     found: dict[tuple[int, str], list[tuple[float, derivation.Value]]] = {}
     launches: dict[int, int] = {}
     for device in sampled_devices(cursor):
-        made = equations(cursor, device, counters)
+        made = equations(cursor, device, counters, shards)
         fits = [_fitted(equation, inflation_limit) for equation in made]
         properties = _properties(cursor, device)
         for equation, solved in zip(made, fits, strict=True):

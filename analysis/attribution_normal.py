@@ -1,41 +1,36 @@
-"""Forms the normal equations of the attribution from samples and launches, piece by piece.
+"""Forms the normal equations of the attribution from samples and launches, some thousand samples at a time.
 
-Each launch and each sample is spread over buckets of equal time, buckets are hash-joined, and the two
-are clipped against each other within the bucket, in SQL. That is arithmetic and an equality join: an inequality
-join of intervals took 60 s where this took 16 (100 M launches). The sums of products are numpy's. A run is
-worked through in stretches of about a million launches, so memory does not grow with its length.
+Which samples are usable and how they are divided is SQL's; how long each term ran in each of them is worked out in
+`attribution_design`, and the sums of products are numpy's.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import duckdb
 import numpy as np
 
+from nanalyze.analysis import attribution_design as design
 from nanalyze.analysis import sqltext
 from nanalyze.analysis.attribution_modes import BIN, Mode, modes, whole
 from nanalyze.analysis.attribution_solve import Array, Blocks, Indices
+from nanalyze.analysis.launch_reader import Columns, Integers
 from nanalyze.rundir.sampled import BY_COLUMN
+from nanalyze.rundir.shards import Shard
 
 MOST_TERMS = 400  # beyond, the classes with the least time share one term
-LAUNCHES_A_STRETCH = 1_000_000
-SAMPLES_A_STRETCH = 200_000
 WINDOW_SAMPLES = 10_000
 MOST_WINDOWS = 24
 BLOCKS_ALONE = 400
 BLOCKS_A_WINDOW = 50
 FEWEST_SAMPLES = 80
 GRAM_BYTES = 128_000_000
-ROWS_AT_ONCE = 20_000
 LONGEST_SAMPLE = 20  # times the usual length
 # A sample whose SM clock is below this share of both neighbours' was cut short: it lacks SM counts.
 CUT_SHORT = 0.75
-
-IDLE = 0
 
 
 @dataclass(frozen=True)
@@ -124,22 +119,24 @@ def sampled_devices(cursor: duckdb.DuckDBPyConnection) -> list[Device]:
     return [Device(key, tuple((p, d) for k, p, d, _ in rows if k == key)) for key in keys]
 
 
-def equations(cursor: duckdb.DuckDBPyConnection, device: Device, counters: Sequence[str]) -> list[Equations]:
+def equations(
+    cursor: duckdb.DuckDBPyConnection, device: Device, counters: Sequence[str], shards: Mapping[str, Sequence[Shard]]
+) -> list[Equations]:
     """The equations of each counter group of `device`; a group with too few samples has no blocks.
 
-    `counters` are the columns of `samples` that hold one. The cursor gets temporary tables.
+    `counters` are the columns of `samples` that hold one, `shards` the good files by table. The cursor gets temporary
+    tables.
     """
     width, groups = _load_samples(cursor, device, counters)
     if not groups:
         return []
     first, last = cursor.execute("SELECT min(start_ns), max(end_ns) FROM attr_samples").fetchall()[0]
-    terms = _load_launches(cursor, device, first or 0, last or 0)
+    terms, assigned = _found_terms(cursor, device, first or 0, last or 0)
     made = [_empty(device, group, terms) for group in groups]
     if first is not None:
         _number_blocks(cursor, groups := [_divided(group, len(terms)) for group in groups])
         made = [_empty(device, group, terms) for group in groups]
-        for start, end in _stretches(cursor, first, last):
-            _add_stretch(cursor, made, groups, (start, end), width)
+        _add_all(cursor, made, design.in_order(cursor, device.owners, shards, assigned), width)
     return made
 
 
@@ -257,8 +254,10 @@ def _replayed_buckets(device: Device, width: int) -> str:
     """
 
 
-def _load_launches(cursor: duckdb.DuckDBPyConnection, device: Device, first: int, last: int) -> list[Term]:
-    """Temporary table attr_launches (term, start_ns, end_ns) of all that met the samples; the terms."""
+def _found_terms(
+    cursor: duckdb.DuckDBPyConnection, device: Device, first: int, last: int
+) -> tuple[list[Term], design.Terms]:
+    """The terms of all that met the samples, and how launches are given theirs."""
     timed = f"""
         duration_ns BETWEEN 1 AND 1000000000000000 AND start_ns BETWEEN 0 AND 4000000000000000000
         AND start_ns < {last} AND start_ns + duration_ns > {first}
@@ -277,25 +276,15 @@ def _load_launches(cursor: duckdb.DuckDBPyConnection, device: Device, first: int
         terms.append(Term("other", f"{kernels.others} kernel classes with the least time"))
     copies = len(terms)
     terms += [Term("copy", f"copy {kind}") for kind in kinds]
-    numbered = [(class_id, number, mode.first, mode.end) for number, (class_id, mode) in enumerate(kernels.kept, 1)]
-    columns = [("id", "BIGINT"), ("term", "INTEGER"), ("first", "INTEGER"), ("last", "INTEGER")]
-    named = [(kind, number) for number, kind in enumerate(kinds, copies)]
-    cursor.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE attr_launches AS
-        SELECT COALESCE(t.term, {other}) AS term, k.start_ns, k.start_ns + k.duration_ns AS end_ns
-        FROM raw.kernels AS k
-        LEFT JOIN ({sqltext.values(columns, numbered)}) AS t
-            ON t.id = k.kernel_class_id AND {_BIN} >= t.first AND {_BIN} < t.last
-        WHERE {_owned(device, "k")} AND {timed}
-        UNION ALL
-        SELECT t.term, c.start_ns, c.start_ns + c.duration_ns
-        FROM raw.copies AS c
-        JOIN ({sqltext.values([("kind", "VARCHAR"), ("term", "INTEGER")], named)}) AS t ON t.kind = c.kind
-        WHERE {_owned(device, "c")} AND {timed}
-        """
-    )
-    return terms
+    return terms, _assigned(kernels, other, {kind: number for number, kind in enumerate(kinds, copies)})
+
+
+def _assigned(kernels: _Kernels, other: int, copies: dict[str, int]) -> design.Terms:
+    """Terms of kernels are numbered from 1 by class and mode, as `kernels.kept` lists them."""
+    ids = np.array([class_id for class_id, _ in kernels.kept], np.int64)
+    edges = np.array([mode.first for _, mode in kernels.kept], np.int64)
+    own, first, counts = np.unique(ids, return_index=True, return_counts=True)
+    return design.Terms(own, first + 1, first + counts, edges, BIN, other, copies)
 
 
 _BIN = f"CAST(floor(ln(k.duration_ns) / {BIN}) AS INTEGER)"
@@ -373,58 +362,52 @@ def _empty(device: Device, group: _Group, terms: list[Term]) -> Equations:
     )  # fmt: skip
 
 
-def _stretches(cursor: duckdb.DuckDBPyConnection, first: int, last: int) -> list[tuple[int, int]]:
-    launches, samples = cursor.execute(
-        "SELECT (SELECT count(*) FROM attr_launches), (SELECT count(*) FROM attr_samples)"
-    ).fetchall()[0]
-    count = max(-(-launches // LAUNCHES_A_STRETCH), -(-samples // SAMPLES_A_STRETCH), 1)
-    edges = [first + (last - first) * i // count for i in range(count)] + [last]
-    return list(itertools.pairwise(edges))
+# --- sums ------------------------------------------------------------------------------------------
 
 
-# --- sums of one stretch ---------------------------------------------------------------------------
-
-
-def _add_stretch(
+def _add_all(
     cursor: duckdb.DuckDBPyConnection,
     made: Sequence[Equations],
-    groups: Sequence[_Group],
-    span: tuple[int, int],
+    launches: Iterator[Columns],
     width: int,
 ) -> None:
-    """Add the samples that start in `span` to the blocks of every equation."""
-    columns = sorted({c for group in groups if group.blocks for c in group.counters})
-    _design(cursor, span, width, columns)
-    chosen = "".join(f", COALESCE({sqltext.name(c)}, 0)::DOUBLE AS {sqltext.name(c)}" for c in columns)
-    samples = cursor.execute(
-        f"SELECT sample, equation, block, start_ns, end_ns, length, weight{chosen} FROM attr_stretch ORDER BY sample"
+    """Add all samples to the blocks of their equations, some thousand at a time."""
+    counters = sorted({c for equation in made if len(equation.blocks.samples) for c in equation.counters})
+    found = cursor.execute("SELECT sample, start_ns, end_ns FROM attr_samples ORDER BY sample").fetchnumpy()
+    samples = design.Samples(*(np.asarray(found[name], np.int64) for name in ("sample", "start_ns", "end_ns")))
+    for part, matrix in design.designs(samples, launches, len(made[0].terms)):
+        rows = _sample_rows(cursor, samples.number[part], counters, width)
+        for number, equation in enumerate(made):
+            own = rows["equation"] == number
+            if own.any():
+                _add_samples(equation, {name: column[own] for name, column in rows.items()}, matrix[own])
+
+
+def _sample_rows(cursor: duckdb.DuckDBPyConnection, numbers: Integers, counters: Sequence[str], width: int) -> Columns:
+    """The samples of these numbers, which follow each other; the longer one is, the noisier, and the less it weighs."""
+    chosen = "".join(f", COALESCE({sqltext.name(c)}, 0)::DOUBLE AS {sqltext.name(c)}" for c in counters)
+    found = cursor.execute(
+        f"""
+        SELECT
+            equation, block, start_ns, end_ns,
+            (end_ns - start_ns) / 1e6 AS length, CAST({width} AS DOUBLE) / (end_ns - start_ns) AS weight{chosen}
+        FROM attr_samples WHERE sample BETWEEN {numbers[0]} AND {numbers[-1]} ORDER BY sample
+        """
     ).fetchnumpy()
-    rows = {name: np.asarray(column) for name, column in samples.items()}
-    found = cursor.execute("SELECT sample, term, x FROM attr_design ORDER BY sample, term").fetchnumpy()
-    at = np.searchsorted(rows["sample"], np.asarray(found["sample"]))
-    term, x = np.asarray(found["term"]), np.asarray(found["x"])
-    for number, equation in enumerate(made):
-        own, mine = np.flatnonzero(rows["equation"] == number), rows["equation"][at] == number
-        row, own_term, own_x = np.searchsorted(own, at[mine]), term[mine], x[mine]
-        for first in range(0, len(own), ROWS_AT_ONCE):
-            part = own[first : first + ROWS_AT_ONCE]
-            a, b = np.searchsorted(row, [first, first + len(part)])
-            design = np.zeros((len(part), len(equation.terms)))
-            design[row[a:b] - first, own_term[a:b]] = own_x[a:b]
-            _add_samples(equation, {name: column[part] for name, column in rows.items()}, design)
+    return {name: np.asarray(column) for name, column in found.items()}
 
 
-def _add_samples(equation: Equations, rows: dict[str, Any], design: Array) -> None:
+def _add_samples(equation: Equations, rows: Columns, matrix: Array) -> None:
     """Add samples in order of time, with the ms of each term in each of them (N, P)."""
     block, weight, length = rows["block"], rows["weight"][:, None], rows["length"]
     values = np.stack([rows[counter] for counter in equation.counters], axis=1)
     blocks = equation.blocks
     starts = np.flatnonzero(np.diff(block, prepend=-1))
     for start, end in itertools.pairwise([*starts.tolist(), len(block)]):
-        x = (design[start:end] * weight[start:end]).T
-        blocks.gram[block[start]] += x @ design[start:end]
+        x = (matrix[start:end] * weight[start:end]).T
+        blocks.gram[block[start]] += x @ matrix[start:end]
         blocks.moment[block[start]] += x @ values[start:end]
-    _add_rows(equation.time_ms, block, design)
+    _add_rows(equation.time_ms, block, matrix)
     _add_rows(equation.total, block, values)
     _add_rows(blocks.square, block, values * values * weight)
     _add_rows(blocks.flat, block, values * length[:, None] * weight)
@@ -439,66 +422,3 @@ def _add_rows(target: Array, block: Indices, rows: Array) -> None:
     """Add rows to those of their blocks, which are ascending."""
     starts = np.flatnonzero(np.diff(block, prepend=-1))
     target[block[starts]] += np.add.reduceat(rows, starts, axis=0)
-
-
-def _design(cursor: duckdb.DuckDBPyConnection, span: tuple[int, int], width: int, columns: Sequence[str]) -> None:
-    """attr_stretch: samples of the stretch; attr_design: ms of each term in each of them, idle included.
-
-    A sample's weight is the usual length over its own: the longer, the noisier. Time in which several
-    kernels ran counts for each in full; `own` marks the part of a launch that no earlier one covers,
-    so that those parts add up to the busy time.
-    """
-    start, end = span
-    chosen = "".join(f", {sqltext.name(c)}" for c in columns)
-    cursor.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE attr_stretch AS
-        SELECT
-            sample, equation, block, start_ns, end_ns,
-            (end_ns - start_ns) / 1e6 AS length, CAST({width} AS DOUBLE) / (end_ns - start_ns) AS weight{chosen}
-        FROM attr_samples WHERE start_ns >= {start} AND start_ns < {end}
-        """
-    )
-    reach = end + LONGEST_SAMPLE * width
-    cursor.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE attr_design AS
-        WITH launches AS (
-            SELECT term, greatest(start_ns, {start}) AS s, least(end_ns, {reach}) AS e
-            FROM attr_launches WHERE start_ns < {reach} AND end_ns > {start}
-        ),
-        pieces AS (
-            SELECT
-                term, s, e,
-                greatest(s, COALESCE(
-                    max(e) OVER (ORDER BY s, e, term ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), s
-                )) AS own
-            FROM launches
-        ),
-        spread AS (
-            SELECT term, s, e, own, unnest(range(s // {width}, (e - 1) // {width} + 1)) AS bucket FROM pieces
-        ),
-        bucketed AS (
-            SELECT
-                sample, start_ns AS s, end_ns AS e,
-                unnest(range(start_ns // {width}, (end_ns - 1) // {width} + 1)) AS bucket
-            FROM attr_stretch
-        ),
-        clipped AS (
-            SELECT
-                b.sample, p.term,
-                greatest(p.s, b.s, b.bucket * {width}) AS s, p.own, least(p.e, b.e, (b.bucket + 1) * {width}) AS e
-            FROM bucketed AS b JOIN spread AS p ON p.bucket = b.bucket
-        ),
-        met AS (
-            SELECT sample, term, sum(e - s) / 1e6 AS x, sum(greatest(e - greatest(s, own), 0)) / 1e6 AS busy
-            FROM clipped WHERE e > s GROUP BY sample, term
-        ),
-        idle AS (
-            SELECT s.sample, any_value(s.length) - COALESCE(sum(o.busy), 0) AS x
-            FROM attr_stretch AS s LEFT JOIN met AS o ON o.sample = s.sample GROUP BY s.sample
-        )
-        SELECT sample, CAST(term AS INTEGER) AS term, x FROM met
-        UNION ALL SELECT sample, {IDLE}, x FROM idle WHERE x > 1e-6
-        """
-    )

@@ -5,19 +5,26 @@ from __future__ import annotations
 import glob
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import attribution, catalog, overhead, settings, sqltext
+from nanalyze.analysis import attribution, catalog, launch_scan, overhead, settings, sqltext
 from nanalyze.rundir.communication import COMMUNICATION_PATTERNS
 from nanalyze.rundir.errors import RunError
 from nanalyze.rundir.schema import TABLES, Table
 
-TYPES = {"int32": "INTEGER", "int64": "BIGINT", "float64": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN"}
+TYPES = {
+    "int32": "INTEGER",
+    "int64": "BIGINT",
+    "float64": "DOUBLE",
+    "string": "VARCHAR",
+    "bool": "BOOLEAN",
+    "histogram": "STRUCT(bin INTEGER, launches BIGINT)[]",
+}
 _DAMAGE_COLUMNS = [(c, "VARCHAR") for c in ("path", "table_name", "process", "problem", "remedy")]
 
 
@@ -48,12 +55,59 @@ def connect(
 
 def fill_attribution(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
     """Attribute the samples, in place of the empty relations that `connect` made. Raises duckdb.Error."""
-    _fill(connection, attribution.attribute(connection, found.extra_columns.get("samples", [])))
+    _fill(connection, attribution.attribute(connection, found.extra_columns.get("samples", []), found.shards))
 
 
 def fill_overhead(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
     """Work out what recording cost, in place of the empty relation that `connect` made. Raises duckdb.Error."""
     _fill(connection, overhead.measure(connection))
+
+
+def fill_launches(
+    connection: duckdb.DuckDBPyConnection, found: catalog.Catalog, buckets: int | None = None
+) -> launch_scan.Scan | None:
+    """Go through all launches once, in place of the views that would sort them.
+
+    None where that cannot be done: then the views stay as they are. Raises duckdb.Error.
+    """
+    import pyarrow as pa
+
+    try:
+        keep(connection, ["_class_devices", "_communicating"])
+        scan = launch_scan.scan(connection, found, buckets)
+    except (launch_scan.Unscannable, pa.ArrowException, OSError):
+        return None
+    for view, table in scan.views.items():
+        connection.register(f"scanned{view}", table)
+    keep(connection, {view: f"scanned{view}" for view in scan.views})
+    for view in scan.views:
+        connection.unregister(f"scanned{view}")
+    return scan
+
+
+def launches(connection: duckdb.DuckDBPyConnection) -> int:
+    """Rows of `kernels`, from the footers."""
+    return int(connection.execute("SELECT count(*) FROM raw.kernels").fetchall()[0][0])
+
+
+def keep(connection: duckdb.DuckDBPyConnection, views: Iterable[str] | Mapping[str, str]) -> None:
+    """Work out views once, in place of each time that they are read; or take their rows from other relations.
+
+    Raises duckdb.Error. What was kept before stays.
+    """
+    sources = views if isinstance(views, Mapping) else {view: f"main.{sqltext.name(view)}" for view in views}
+    kept = {
+        name
+        for (name,) in connection.execute(
+            "SELECT table_name FROM duckdb_tables() WHERE schema_name = 'kept'"
+        ).fetchall()
+    }
+    connection.execute("CREATE SCHEMA IF NOT EXISTS kept")
+    for view, source in sources.items():
+        if view not in kept:
+            name = sqltext.name(view)
+            connection.execute(f"CREATE TABLE kept.{name} AS SELECT * FROM {source}")
+            connection.execute(f"CREATE OR REPLACE VIEW main.{name} AS SELECT * FROM kept.{name}")
 
 
 def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import attribution, catalog, connection, overhead, sqltext
+from nanalyze.analysis import attribution, catalog, connection, launch_scan, overhead, sqltext
 from nanalyze.rundir import runfile
 from nanalyze.rundir.errors import QueryError, RunError
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from nanalyze.analysis.compare import Comparison
 
 BATCH_ROWS = 10_000
+# Views that many queries of a report read; each has a row a class, some a few.
+REPORTED = ("_class_devices", "_communicating", "_class_totals", "_class_counters", "verdicts", "_kernel_losses")
 
 
 def open(
@@ -97,6 +99,7 @@ class Run:
         }
         if found.shards["samples"]:
             self._unmade[tuple(attribution.TABLES)] = connection.fill_attribution
+        self._unscanned = True
         self._connection = connection.connect(root, self.info, found, overrides, allow_external)
 
     def sql(self, query: str, parameters: Mapping[str, object] | None = None) -> pd.DataFrame:
@@ -133,6 +136,32 @@ class Run:
         shipped = queries.find(name)
         values = queries.bind(shipped, parameters)
         return self.sql(shipped.sql, values or None)
+
+    def prepare(self, buckets: int) -> pa.Table | None:
+        """Work out at once what many of a report's queries need of every launch, so that each reads little.
+
+        For a large run also the rows of the query timeline_utilisation for `buckets`, and None for others.
+        Raises QueryError.
+        """
+        cursor = self._connection_or_error().cursor()
+        self._make(cursor, "SELECT * FROM verdicts")
+        try:
+            with cursor.cursor() as own:
+                self._running = own
+                scan = self._scan(own, buckets)
+                connection.keep(own, REPORTED)
+        except duckdb.Error as error:
+            raise self._query_error(error) from error
+        return scan.pieces if scan is not None else None
+
+    def _scan(self, cursor: duckdb.DuckDBPyConnection, buckets: int | None) -> launch_scan.Scan | None:
+        """Go through all launches of a large run, once."""
+        if not self._unscanned:
+            return None
+        self._unscanned = False
+        if connection.launches(cursor) < launch_scan.FEWEST_LAUNCHES:
+            return None
+        return connection.fill_launches(cursor, self._catalog, buckets)
 
     def verdicts(self) -> pd.DataFrame:
         """What bounds each kernel class, with the evidence; largest share of time first."""
@@ -268,6 +297,14 @@ class Run:
                 raise self._query_error(error) from error
             self._running = cursor
             del self._unmade[relations]
+        if self._unscanned and named & queries.users_of(launch_scan.VIEWS):
+            try:
+                with cursor.cursor() as own:
+                    self._running = own
+                    self._scan(own, None)
+            except duckdb.Error as error:
+                raise self._query_error(error) from error
+            self._running = cursor
 
     def _connection_or_error(self) -> duckdb.DuckDBPyConnection:
         if self._closed:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from nanalyze.rundir import runfile, shards
 from nanalyze.rundir.classes import KernelClass
-from nanalyze.rundir.schema import FORMAT_NAME, FORMAT_VERSION, TABLES
+from nanalyze.rundir.schema import FORMAT_NAME, RECORDED_VERSION, TABLES
 
 T0 = 1_790_000_000_000_000_000
 LEAST_A_STEP = 2_000  # launches
@@ -237,7 +237,7 @@ def make(run_dir: Path, options: Options) -> None:
         raise FileExistsError(f"{run_dir}: holds a run already. Choose another directory, or remove it.")
     run_dir.mkdir(parents=True, exist_ok=True)
     content = {
-        "format": FORMAT_NAME, "format_version": FORMAT_VERSION, "run_id": f"{options.seed:032x}",
+        "format": FORMAT_NAME, "format_version": RECORDED_VERSION, "run_id": f"{options.seed:032x}",
         "created_ns": T0, "source": "recorder", "settings": {},
     }  # fmt: skip
     (run_dir / runfile.RUN_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -2,12 +2,15 @@
 
     python benchmarks/scale.py OUT                              # 1 M, 10 M and 100 M launches: about ten minutes
     python benchmarks/scale.py OUT --sizes 1_000_000 --only gaps,aggregate
+    python benchmarks/scale.py OUT --sizes 1_000_000_000 --only report    # 7 GB, ten minutes, and 15 to write it
+    python benchmarks/scale.py OUT --sizes "" --plot scale.svg            # what was measured so far
 
 Writes the runs that are not in OUT yet by `make_run.py` (1 ms samples; some 7 bytes a launch), asks each question
 in a process of its own, and prints seconds, CPU seconds, the peak of resident memory of that process, and CPU
 seconds a launch relative to the size before (1.0: linear). On a machine that does other work meanwhile, CPU
 seconds over cores say more than seconds. `report` is asked of a run without
-samples, `report with samples` of the other. OUT/scale.json has the same. Needs no GPU.
+samples, `report with samples` of the other. OUT/scale.json keeps the latest reading of each question and size, and
+`--plot` draws them. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +33,16 @@ if TYPE_CHECKING:
 MAKE_RUN = Path(__file__).with_name("make_run.py")
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 SAMPLE_US = 1_000
-LIMIT_S = 900  # a question that takes longer is given up
+LIMIT_S = 1800  # a question that takes longer is given up
+# Questions that the plot shows, with what it calls them.
+PLOTTED = {
+    "aggregate": "percentiles of each class",
+    "gaps": "gaps of each stream",
+    "utilisation": "busy time of each device",
+    "overlap": "launches laid onto samples",
+    "report": "whole report",
+    "report with samples": "whole report, with samples",
+}
 
 # Each launch is laid onto the samples that it ran in by arithmetic, then joined by their number.
 OVERLAP = f"""
@@ -145,11 +157,52 @@ def lines(readings: Sequence[Reading]) -> list[str]:
     return found
 
 
+def kept(path: Path, new: Sequence[Reading]) -> list[Reading]:
+    """The readings in the file and `new` ones in their place, by question and size."""
+    try:
+        before = [Reading(**row) for row in json.loads(path.read_text(encoding="utf-8"))["readings"]]
+    except FileNotFoundError:
+        before = []
+    latest = {(reading.question, reading.launches): reading for reading in [*before, *new]}
+    order = list(QUESTIONS)
+    found = sorted(latest.values(), key=lambda reading: (order.index(reading.question), reading.launches))
+    content = {"cores": os.cpu_count(), "readings": [asdict(reading) for reading in found]}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def draw(path: Path, readings: Sequence[Reading]) -> None:
+    """CPU seconds and peak memory over launches, both on logarithmic axes, with a line of slope one."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot, ticker
+
+    figure, (cost, memory) = pyplot.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    sizes = sorted({reading.launches for reading in readings})
+    for mark, (question, label) in zip("osv^DP", PLOTTED.items(), strict=True):
+        own = [r for r in readings if r.question == question and r.cpu_s and r.peak_mib]
+        cost.plot([r.launches for r in own], [r.cpu_s or 0 for r in own], f"{mark}-", label=label, markersize=5)
+        memory.plot([r.launches for r in own], [r.peak_mib or 0 for r in own], f"{mark}-", markersize=5)
+    cost.plot(sizes, [size * 4e-7 for size in sizes], "k:", linewidth=1, label="0.4 µs a launch")
+    for axes, title in ((cost, "CPU time (s)"), (memory, "peak memory (MiB)")):
+        axes.set(xscale="log", yscale="log", xlabel="launches", title=title)
+        axes.grid(alpha=0.3)
+    for axis in (cost.yaxis, memory.yaxis):
+        axis.set_minor_formatter(ticker.NullFormatter())
+        axis.set_major_formatter(ticker.StrMethodFormatter("{x:,g}"))
+    memory.yaxis.set_major_locator(ticker.LogLocator(10, (1, 2, 5)))
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    pyplot.rcParams["svg.hashsalt"] = "scale"
+    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="launches, comma-separated, ascending")
     parser.add_argument("--only", default=",".join(QUESTIONS), help="questions, comma-separated")
+    parser.add_argument("--plot", type=Path, help="where to draw all readings of OUT, as .svg or .png")
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -161,14 +214,15 @@ def main() -> None:
         sys.exit(f"scale: no such question: {', '.join(sorted(unknown))}. There are {', '.join(QUESTIONS)}.")
     arguments.out.mkdir(parents=True, exist_ok=True)
     readings = []
-    for launches in map(int, arguments.sizes.split(",")):
+    for launches in map(int, filter(None, arguments.sizes.split(","))):
         for question in questions:
             run_dir = made(arguments.out, launches, question not in WITHOUT_SAMPLES)
             readings.append(measure(run_dir, question, launches, arguments.out / "report"))
             print(f"  {readings[-1]}", file=sys.stderr, flush=True)
-    content = {"cores": os.cpu_count(), "readings": [asdict(reading) for reading in readings]}
-    (arguments.out / "scale.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    print("\n".join(lines(sorted(readings, key=lambda r: (questions.index(r.question), r.launches)))))
+    found = kept(arguments.out / "scale.json", readings)
+    print("\n".join(lines(found)))
+    if arguments.plot:
+        draw(arguments.plot, found)
 
 
 if __name__ == "__main__":

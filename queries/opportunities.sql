@@ -121,10 +121,7 @@ rates AS (
         AND (occupancy_share IS NULL OR occupancy_share < 1 - peak_pct / 100)
 ),
 pairs AS (
-    SELECT previous_class_id, kernel_class_id, sum(activities) AS launches
-    FROM times
-    WHERE previous_class_id <> kernel_class_id
-    GROUP BY previous_class_id, kernel_class_id
+    SELECT previous_class_id, kernel_class_id, launches FROM _kernel_pairs
 ),
 fusions AS (
     SELECT

@@ -20,15 +20,32 @@
 --   bytes            DOUBLE   bytes     Declared in all.
 --   flops_per_s      DOUBLE   FLOP/s    Declared operations over kernel time.
 --   bytes_per_s      DOUBLE   bytes/s   Declared bytes over kernel time.
-WITH RECURSIVE launched AS (
+WITH RECURSIVE placed AS (
     SELECT
-        process, range_id,
-        count(*) AS kernels,
-        count(duration_ns) AS timed,
-        COALESCE(sum(duration_ns), 0) AS kernel_ns
-    FROM kernels
-    WHERE range_id IS NOT NULL
-    GROUP BY process, range_id
+        process, launches, launches_timed, total_ns,
+        max(piece) OVER (
+            PARTITION BY process ORDER BY start_ns, is_launched ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+        ) AS innermost
+    FROM (
+        SELECT
+            process, start_ns, 1 AS is_launched, launches, launches_timed, total_ns,
+            CAST(NULL AS STRUCT(at_ns BIGINT, range_id BIGINT)) AS piece
+        FROM _launch_segments
+        WHERE start_ns IS NOT NULL
+        UNION ALL
+        SELECT process, start_ns, 0, 0, 0, NULL, struct_pack(at_ns := start_ns, range_id := range_id)
+        FROM _range_segments
+    ) AS instants
+),
+launched AS (
+    SELECT
+        process, innermost.range_id AS range_id,
+        CAST(sum(launches) AS BIGINT) AS kernels,
+        CAST(sum(launches_timed) AS BIGINT) AS timed,
+        COALESCE(sum(total_ns), 0) AS kernel_ns
+    FROM placed
+    WHERE launches > 0 AND innermost.range_id IS NOT NULL
+    GROUP BY process, innermost.range_id
 ),
 enclosing (process, range_id, ancestor_id, distance) AS (
     SELECT process, range_id, range_id, 0
@@ -48,11 +65,25 @@ inclusive AS (
     JOIN launched AS l ON l.process = e.process AND l.range_id = e.range_id
     GROUP BY e.process, e.ancestor_id
 ),
+-- A pause touches a range if the latest end of all pauses that began before the range's end lies after its start: a
+-- running maximum, since a join of intervals looks at each pair.
+touched AS (
+    SELECT
+        process, range_id,
+        max(paused_until_ns) OVER (
+            PARTITION BY process ORDER BY at_ns, place ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+        ) > start_ns AS is_paused
+    FROM (
+        SELECT process, end_ns AS at_ns, 0 AS place, range_id, start_ns, CAST(NULL AS BIGINT) AS paused_until_ns
+        FROM ranges
+        WHERE end_ns IS NOT NULL
+        UNION ALL
+        SELECT process, start_ns, 1, NULL, NULL, end_ns
+        FROM _pause_spans
+    ) AS spans
+),
 paused AS (
-    SELECT DISTINCT r.process, r.range_id
-    FROM ranges AS r
-    JOIN _pause_spans AS p
-        ON p.process = r.process AND p.start_ns < r.end_ns AND p.end_ns > r.start_ns
+    SELECT DISTINCT process, range_id FROM touched WHERE is_paused
 ),
 each_range AS (
     SELECT

@@ -22,36 +22,21 @@
 --   waiting_ns           BIGINT   ns        More than the least of those compared: waiting for others; NULL if one has none.
 --   sm_clock_hz          DOUBLE   Hz        Mean reading of the SM clock; NULL where there was none.
 --   is_slowest           BOOLEAN  -         Whether the others wait for this one; false with one row.
-WITH communicating AS (
-    SELECT DISTINCT c.kernel_class_id
-    FROM kernel_classes AS c
-    JOIN communication_patterns AS p
-        -- Only the function's own name counts, not its arguments.
-        ON regexp_matches(regexp_replace(replace(c.name, '(anonymous namespace)::', ''), '[<(].*', ''), p.pattern)
-),
-launched AS (
-    SELECT
-        k.process, k.device_id, k.end_ns, k.duration_ns,
-        -- Without an end the start is not believed either: _launches says when.
-        CASE WHEN k.end_ns IS NOT NULL THEN k.start_ns END AS start_ns,
-        m.kernel_class_id IS NOT NULL AS is_communication
-    FROM kernels AS k
-    LEFT JOIN communicating AS m ON m.kernel_class_id = k.kernel_class_id
-),
-clocks AS (
+WITH clocks AS (
     SELECT process, device_id, avg(sm_clock_hz) AS sm_clock_hz
     FROM device_state
     GROUP BY process, device_id
 ),
 totals AS (
     SELECT
-        process, device_id,
-        count(*) AS launches,
-        max(end_ns) - min(start_ns) AS span_ns,
-        CAST(COALESCE(sum(CASE WHEN NOT is_communication THEN duration_ns END), 0) AS DOUBLE) AS compute_ns,
-        CAST(COALESCE(sum(CASE WHEN is_communication THEN duration_ns END), 0) AS DOUBLE) AS communication_ns
-    FROM launched
-    GROUP BY process, device_id
+        k.process, k.device_id,
+        CAST(sum(k.launches) AS BIGINT) AS launches,
+        max(k.last_ns) - min(k.first_ns) AS span_ns,
+        CAST(COALESCE(sum(CASE WHEN m.kernel_class_id IS NULL THEN k.total_ns END), 0) AS DOUBLE) AS compute_ns,
+        CAST(COALESCE(sum(CASE WHEN m.kernel_class_id IS NOT NULL THEN k.total_ns END), 0) AS DOUBLE) AS communication_ns
+    FROM _class_devices AS k
+    LEFT JOIN _communicating AS m ON m.kernel_class_id = k.kernel_class_id
+    GROUP BY k.process, k.device_id
 ),
 peers AS (
     SELECT

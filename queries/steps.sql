@@ -62,62 +62,48 @@ opened AS (
         AND COALESCE(c.thread_id, -1) = COALESCE(r.thread_id, -1) AND c.place = 1
     WHERE r.start_ns >= 0 AND r.end_ns BETWEEN r.start_ns AND 4000000000000000000
 ),
-communicating AS (
-    SELECT DISTINCT c.kernel_class_id
-    FROM kernel_classes AS c
-    JOIN communication_patterns AS p
-        -- Only the function's own name counts, not its arguments.
-        ON regexp_matches(regexp_replace(replace(c.name, '(anonymous namespace)::', ''), '[<(].*', ''), p.pattern)
-),
 readings AS (
     SELECT process, time_ns, avg(sm_clock_hz) AS sm_clock_hz
     FROM device_state
     WHERE sm_clock_hz > 0 AND time_ns BETWEEN 0 AND 4000000000000000000
     GROUP BY process, time_ns
 ),
--- Launches, steps and clocks in one order of time: each launch sees the last step and the last clock before it.
--- Steps follow each other, so that the last one has the latest start and the latest end.
+-- Launches between two instants, steps and clocks in one order of time: the launches see the last step and the last
+-- clock before them. Steps follow each other, so that the last one has the latest start and the latest end.
 instants AS (
     SELECT
-        k.process, k.queued_ns AS at_ns, 1 AS is_launch,
-        k.start_ns, k.end_ns, k.duration_method, c.kernel_class_id IS NOT NULL AS is_communication,
+        process, start_ns AS at_ns, 1 AS is_launched, launches, replayed, first_ns, last_ns, kernel_ns, communication_ns,
         CAST(NULL AS BIGINT) AS opened_ns, CAST(NULL AS BIGINT) AS closed_ns, CAST(NULL AS BIGINT) AS read_ns
-    FROM _launches AS k
-    LEFT JOIN communicating AS c ON c.kernel_class_id = k.kernel_class_id
-    WHERE k.queued_ns IS NOT NULL
+    FROM _launch_segments
+    WHERE start_ns IS NOT NULL
     UNION ALL
-    SELECT process, start_ns, 0, NULL, NULL, NULL, NULL, start_ns, end_ns, NULL
+    SELECT process, start_ns, 0, NULL, NULL, NULL, NULL, NULL, NULL, start_ns, end_ns, NULL
     FROM opened
     UNION ALL
-    SELECT process, time_ns, 0, NULL, NULL, NULL, NULL, NULL, NULL, time_ns
+    SELECT process, time_ns, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, time_ns
     FROM readings
 ),
 placed AS (
     SELECT
-        process, at_ns, is_launch, start_ns, end_ns, duration_method, is_communication,
+        process, at_ns, is_launched, launches, replayed, first_ns, last_ns, kernel_ns, communication_ns,
         max(opened_ns) OVER (
-            PARTITION BY process ORDER BY at_ns, is_launch ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+            PARTITION BY process ORDER BY at_ns, is_launched ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
         ) AS opened_ns,
         max(closed_ns) OVER (
-            PARTITION BY process ORDER BY at_ns, is_launch ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+            PARTITION BY process ORDER BY at_ns, is_launched ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
         ) AS closed_ns,
         max(read_ns) OVER (
-            PARTITION BY process ORDER BY at_ns, is_launch ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+            PARTITION BY process ORDER BY at_ns, is_launched ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
         ) AS read_ns
     FROM instants
 ),
--- By reading first: there are far fewer of those than launches.
 clocked AS (
     SELECT
         process, opened_ns, CASE WHEN at_ns - read_ns <= 5000000000 THEN read_ns END AS read_ns,
-        count(*) AS launches,
-        count(CASE WHEN duration_method IS NULL OR duration_method <> 'timeline' THEN 1 END) AS replayed,
-        min(CASE WHEN end_ns IS NOT NULL THEN start_ns END) AS first_ns,
-        max(end_ns) AS last_ns,
-        sum(CASE WHEN NOT is_communication THEN end_ns - start_ns ELSE 0 END) AS kernel_ns,
-        sum(CASE WHEN is_communication THEN end_ns - start_ns ELSE 0 END) AS communication_ns
+        sum(launches) AS launches, sum(replayed) AS replayed, min(first_ns) AS first_ns, max(last_ns) AS last_ns,
+        sum(kernel_ns) AS kernel_ns, sum(communication_ns) AS communication_ns
     FROM placed
-    WHERE is_launch = 1 AND at_ns <= closed_ns
+    WHERE is_launched = 1 AND at_ns < closed_ns
     GROUP BY process, opened_ns, CASE WHEN at_ns - read_ns <= 5000000000 THEN read_ns END
 ),
 launched AS (
@@ -133,21 +119,35 @@ launched AS (
     LEFT JOIN readings AS r ON r.process = c.process AND r.time_ns = c.read_ns
     GROUP BY c.process, c.opened_ns
 ),
-paused AS (
-    SELECT DISTINCT o.process, o.step
-    FROM opened AS o
-    JOIN _pause_spans AS s ON s.process = o.process AND o.start_ns < s.end_ns AND o.end_ns > s.start_ns
-),
 -- Samples of 10 ms together: there may be a thousand times as many.
 sampling AS (
     SELECT process, min(start_ns) AS start_ns, max(end_ns) AS end_ns
     FROM samples
     GROUP BY process, start_ns // 10000000
 ),
-sampled AS (
-    SELECT DISTINCT o.process, o.step
-    FROM opened AS o
-    JOIN sampling AS s ON s.process = o.process AND o.start_ns < s.end_ns AND o.end_ns > s.start_ns
+-- A step is touched if the latest end of all pauses (of all samples) that began before its own end lies after its
+-- start: a running maximum, since a join of intervals looks at each pair.
+touched AS (
+    SELECT
+        process, step, start_ns,
+        max(paused_until_ns) OVER (
+            PARTITION BY process ORDER BY at_ns, place ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+        ) > start_ns AS paused,
+        max(sampled_until_ns) OVER (
+            PARTITION BY process ORDER BY at_ns, place ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+        ) > start_ns AS sampled
+    FROM (
+        SELECT
+            process, end_ns AS at_ns, 0 AS place, step, start_ns,
+            CAST(NULL AS BIGINT) AS paused_until_ns, CAST(NULL AS BIGINT) AS sampled_until_ns
+        FROM opened
+        UNION ALL
+        SELECT process, start_ns, 1, NULL, NULL, end_ns, NULL
+        FROM _pause_spans
+        UNION ALL
+        SELECT process, start_ns, 1, NULL, NULL, NULL, end_ns
+        FROM sampling
+    ) AS spans
 ),
 measured AS (
     SELECT
@@ -160,12 +160,11 @@ measured AS (
         CAST(COALESCE(l.kernel_ns, 0) AS BIGINT) AS kernel_ns,
         CAST(COALESCE(l.communication_ns, 0) AS BIGINT) AS communication_ns,
         l.sm_clock_hz,
-        p.step IS NOT NULL AS paused,
-        s.step IS NOT NULL AS sampled
+        COALESCE(t.paused, FALSE) AS paused,
+        COALESCE(t.sampled, FALSE) AS sampled
     FROM opened AS o
     LEFT JOIN launched AS l ON l.process = o.process AND l.opened_ns = o.start_ns
-    LEFT JOIN paused AS p ON p.process = o.process AND p.step = o.step
-    LEFT JOIN sampled AS s ON s.process = o.process AND s.step = o.step
+    JOIN touched AS t ON t.process = o.process AND t.step = o.step
 ),
 parted AS (
     SELECT *, greatest(length_ns - kernel_ns - communication_ns, 0) AS idle_ns, paused OR replayed > 0 AS disturbed

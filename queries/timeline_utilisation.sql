@@ -35,7 +35,7 @@ span AS (
 used AS (
     SELECT DISTINCT
         k.process, COALESCE(d.uuid, concat(k.process, '/', CAST(k.device_id AS VARCHAR))) AS device
-    FROM (SELECT DISTINCT process, device_id FROM _launches) AS k
+    FROM (SELECT DISTINCT process, device_id FROM _class_devices) AS k
     LEFT JOIN devices AS d ON d.process = k.process AND d.device_id = k.device_id
 ),
 paused AS (

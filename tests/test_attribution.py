@@ -19,9 +19,11 @@ import nanalyze.analysis as na
 from nanalyze import queries
 from nanalyze.analysis import attribution as attribution_module
 from nanalyze.analysis import attribution_counters as derivation
+from nanalyze.analysis import attribution_design as design
 from nanalyze.analysis import attribution_modes as modes
 from nanalyze.analysis import attribution_normal as normal
 from nanalyze.analysis import attribution_solve as solve
+from nanalyze.analysis import launch_reader
 from nanalyze.rundir import counters, sampled
 
 ALL = (
@@ -232,7 +234,8 @@ def test_stretches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     made.write(tmp_path)
     with na.open(tmp_path) as run:
         whole = run.attribution()
-    monkeypatch.setattr(normal, "LAUNCHES_A_STRETCH", 500)
+    monkeypatch.setattr(launch_reader, "ROWS_AT_ONCE", 500)
+    monkeypatch.setattr(design, "ROWS_AT_ONCE", 37)
     with na.open(tmp_path) as run:
         parts = run.attribution()
     assert len(made.start) > 5000

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
-from trace import PROCESS, Trace
+from trace import PROCESS, T0, Trace
 from typing import Any
 
 import pytest
@@ -203,3 +204,28 @@ def test_the_page_tells_spread_and_causes(tmp_path: Path) -> None:
     assert steps.step_grid([]).rows == ()
     text = queries.query("steps").sql
     assert {cause for cause in steps.CAUSES if f"'{cause}'" not in text} == set()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_which_steps_and_ranges_a_pause_or_a_sample_touches(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    trace = Trace(tmp_path)
+    spans = [(10 * n * MS, 10 * n * MS + chance.choice([0, 10 * MS])) for n in range(40)]
+    for start, end in spans:
+        trace.range("step", start, end)
+    ends = [(start, start + chance.choice([0, 10, 30])) for start in (10 * chance.randrange(40) for _ in range(6))]
+    pauses = [(start * MS, end * MS) for start, end in ends]
+    for start, end in pauses:
+        trace.pause(start, end)
+    samples = [(start, start + 10 * MS) for start in (10 * MS * chance.randrange(40) for _ in range(9))]
+    for start, end in samples:
+        trace.add("samples", device_id=0, start_ns=T0 + start, end_ns=T0 + end, counter_group=0)
+    found = {row["start_ns"] - T0: (row["paused"], row["sampled"]) for row in rows(trace, range_name="step")}
+
+    def touches(span: tuple[int, int], others: list[tuple[int, int]]) -> bool:
+        return any(start < span[1] and end > span[0] for start, end in others)
+
+    assert found == {span[0]: (touches(span, pauses), touches(span, samples)) for span in spans}
+    assert {paused for paused, _ in found.values()} == {True, False}
+    with na.open(tmp_path) as run:
+        assert run.query("ranges_summary")["ranges_paused"].tolist() == [sum(p for p, _ in found.values())]

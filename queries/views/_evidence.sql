@@ -56,13 +56,6 @@ WITH ids AS (
     UNION
     SELECT kernel_class_id FROM _class_counters
 ),
-communication AS (
-    SELECT DISTINCT k.kernel_class_id
-    FROM kernel_classes AS k
-    JOIN communication_patterns AS p
-        -- Only the function's own name counts, not its arguments.
-        ON regexp_matches(regexp_replace(replace(k.name, '(anonymous namespace)::', ''), '[<(].*', ''), p.pattern)
-),
 merged AS (
     SELECT kernel_class_id, max(merged_terms) AS merged_terms
     FROM raw.attribution
@@ -84,7 +77,7 @@ gathered AS (
         o.theoretical_occupancy_pct, o.occupancy_limiter, o.waves, o.sm_count
     FROM ids AS i
     LEFT JOIN kernel_classes AS k ON k.kernel_class_id = i.kernel_class_id
-    LEFT JOIN communication AS m ON m.kernel_class_id = i.kernel_class_id
+    LEFT JOIN _communicating AS m ON m.kernel_class_id = i.kernel_class_id
     LEFT JOIN _class_totals AS t ON t.kernel_class_id = i.kernel_class_id
     LEFT JOIN _class_counters AS c ON c.kernel_class_id = i.kernel_class_id
     LEFT JOIN merged AS a ON a.kernel_class_id = i.kernel_class_id
