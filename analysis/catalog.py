@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nanalyze.rundir import shards as shardfiles
-from nanalyze.rundir.schema import FORMAT_VERSION, TABLE_KEY, TABLES, VERSION_KEY, Table
+from nanalyze.rundir.schema import ROLLED_UP, TABLE_KEY, TABLES, VERSION_KEY, Table
 from nanalyze.rundir.shards import PARTITION_NAME, Shard
 
 if TYPE_CHECKING:
@@ -110,17 +110,22 @@ def _check_new(
 
 
 def _was_compacted(found: list[Shard], root: Path) -> bool:
-    """Whether shards were merged since `found` was listed, so that neither they nor the merged one may be in it."""
+    """Whether shards were merged or rolled up since `found` was listed, which may lack both them and the new one."""
     now = {shard.path: shard for shard in _list(root, [])}
     before = {shard.path for shard in found}
-    return not before <= now.keys() or any(now[path].last > now[path].sequence for path in now.keys() - before)
+    return not before <= now.keys() or any(_replaces(now[path]) for path in now.keys() - before)
+
+
+def _replaces(shard: Shard) -> bool:
+    """Whether it may take the place of others: it was merged or rolled up."""
+    return shard.last > shard.sequence or shard.table in ROLLED_UP
 
 
 def _take(catalog: Catalog, root: Path, found: list[Shard], outcomes: Mapping[Path, Outcome]) -> None:
     """Put each shard that nothing good takes the place of into the catalog, or among its damage."""
     good = [shard for shard in found if not isinstance(outcomes[shard.path], ShardProblem)]
     used = {shard.path for shard in shardfiles.outermost(good)}
-    replacing = [shard for shard in good if shard.last > shard.sequence]
+    replacing = [shard for shard in good if _replaces(shard)]
     for shard in found:
         outcome = outcomes[shard.path]
         if not isinstance(outcome, ShardProblem):
@@ -131,6 +136,18 @@ def _take(catalog: Catalog, root: Path, found: list[Shard], outcomes: Mapping[Pa
             catalog.damage.append(
                 _damage(root, shard.path, shard.table, shard.process, outcome.problem, outcome.remedy)
             )
+
+
+def by_name(root: Path, found: Iterable[Shard], damage: Iterable[Damage]) -> Catalog:
+    """A catalog of shards by their names alone, for places where opening each is dear: no file is read."""
+    catalog = Catalog(damage=list(damage))
+    used = shardfiles.outermost(found)
+    for shard in used:
+        catalog.shards[shard.table].append(shard)
+    _report_gaps(root, used, catalog.damage)
+    _report_unannounced(root, used, catalog.damage)
+    catalog.damage.sort(key=lambda d: (d.table_name, d.process or "", d.path, d.problem))
+    return catalog
 
 
 def of_shards(root: Path, shards: Iterable[Shard]) -> Catalog:
@@ -251,8 +268,8 @@ def _check_schema(schema: pa.Schema, table: Table) -> list[str]:
     version = metadata.get(VERSION_KEY, b"").decode("utf-8", "replace")
     if not version:
         raise ShardProblem("is a Parquet file that nanalyze did not write", "Move it out of the run directory.")
-    if version != str(FORMAT_VERSION):
-        raise ShardProblem(f"has format version {version!r}, this nanalyze reads version {FORMAT_VERSION}", UPGRADE)
+    if version != str(table.version):
+        raise ShardProblem(f"has format version {version!r}, this nanalyze reads version {table.version}", UPGRADE)
     written_for = metadata.get(TABLE_KEY, b"").decode("utf-8", "replace")
     if written_for != table.name:
         problem = f"belongs to table {written_for!r}, not {table.name!r}"
@@ -291,6 +308,10 @@ def _type_name(arrow_type: pa.DataType) -> str:
     """The name `schema.py` uses; the string types differ in memory only, not in the file."""
     import pyarrow as pa
 
+    if pa.types.is_list(arrow_type):
+        item = arrow_type.value_type
+        inner = [(f.name, str(f.type)) for f in item] if pa.types.is_struct(item) else []
+        return "histogram" if inner == [("bin", "int32"), ("launches", "int64")] else str(arrow_type)
     if pa.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
     if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
@@ -306,10 +327,10 @@ def _is_double(schema: pa.Schema, name: str) -> bool:
 
 
 def _by_partition(shards: Iterable[Shard]) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """First and last number of each shard."""
+    """First and last number of each shard, by the table and process whose numbers they are."""
     spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for shard in shards:
-        spans.setdefault((shard.table, shard.process), []).append(shard.span)
+        spans.setdefault(shard.place, []).append(shard.span)
     return spans
 
 
@@ -330,8 +351,20 @@ def _report_gaps(root: Path, found: list[Shard], damage: list[Damage]) -> None:
 
 def _report_lost_tail(root: Path, found: list[Shard], catalog: Catalog) -> None:
     """Shards that a process says it wrote but that are not there."""
+    _report_missing(root, found, catalog, _declared(_process_rows(catalog)))
+
+
+def note_lost_tail(root: Path, catalog: Catalog, rows: Iterable[Mapping[str, Any]]) -> None:
+    """The same for a catalog made `by_name`, with the rows of the table `processes`."""
+    _report_missing(root, [shard for shards in catalog.shards.values() for shard in shards], catalog, _declared(rows))
+    catalog.damage.sort(key=lambda d: (d.table_name, d.process or "", d.path, d.problem))
+
+
+def _report_missing(
+    root: Path, found: list[Shard], catalog: Catalog, declared: Mapping[str, Mapping[str, int]]
+) -> None:
     present = _by_partition(found)
-    for process, counts in _declared(catalog).items():
+    for process, counts in declared.items():
         for table, count in counts.items():
             last = max((last for _, last in present.get((table, process), [])), default=0)
             if table in TABLES and count > last:
@@ -345,20 +378,25 @@ def _report_unannounced(root: Path, found: list[Shard], damage: list[Damage]) ->
         damage.append(_lost(root, "processes", process, 1, 1))
 
 
-def _declared(catalog: Catalog) -> dict[str, dict[str, int]]:
-    """Shards a table by process, as each process's closing row in `processes` counts them."""
+def _process_rows(catalog: Catalog) -> Iterator[dict[str, Any]]:
+    """What `_declared` needs of the rows of `processes`; unreadable shards have none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    latest: dict[str, tuple[int, str]] = {}
     for shard in catalog.shards["processes"]:
         try:
             rows = pq.ParquetFile(shard.path).read(columns=["recorded_ns", "shards"]).to_pylist()
         except (pa.ArrowException, OSError):
             continue
-        for row in rows:
-            if row["shards"] and row["recorded_ns"] >= latest.get(shard.process, (0, ""))[0]:
-                latest[shard.process] = (row["recorded_ns"], row["shards"])
+        yield from ({**row, "process": shard.process} for row in rows)
+
+
+def _declared(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Shards a table by process, as each process's closing row in `processes` counts them."""
+    latest: dict[str, tuple[int, str]] = {}
+    for row in rows:
+        if row["shards"] and row["recorded_ns"] >= latest.get(row["process"], (0, ""))[0]:
+            latest[row["process"]] = (row["recorded_ns"], row["shards"])
     return {process: _counts(text) for process, (_, text) in latest.items()}
 
 

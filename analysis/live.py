@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from nanalyze.analysis import catalog
 from nanalyze.analysis.run import Run
 from nanalyze.rundir import runfile
-from nanalyze.rundir.schema import TABLES
+from nanalyze.rundir.schema import ROLLED_UP, TABLES
 from nanalyze.rundir.shards import PARTITION_NAME, Shard, digest, outermost, parse
 
 NEWEST_BYTES = 16 << 20  # a table: about a million launches
@@ -170,7 +170,7 @@ def newest(run_dir: Path, limit_bytes: int = NEWEST_BYTES) -> Run:
     Raises RunError where there is nothing to read yet.
     """
     root = run_dir.resolve()
-    chosen = [shard for table in TABLES for shard in _latest(root, table, limit_bytes)]
+    chosen = [s for table in TABLES if table not in ROLLED_UP for s in _latest(root, table, limit_bytes)]
     return Run(run_dir, root, runfile.read(run_dir), catalog.of_shards(root, chosen), {}, False)
 
 

@@ -21,7 +21,7 @@ import click
 from nanalyze.rundir.errors import NanalyzeError
 
 # Module and command have the verb's name; a module named like a keyword has an underscore behind it.
-VERBS = ("record", "report", "sql", "compare", "import", "export", "info", "compact", "top", "doctor")
+VERBS = ("record", "report", "sql", "compare", "trend", "import", "export", "info", "compact", "top", "doctor")
 
 
 class Commands(click.Group):
@@ -45,8 +45,8 @@ class Commands(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         if cmd_name != "record":  # whose job must find its environment as it was
-            # Read when numpy is loaded. On cores that others use too, OpenBLAS's threads spin for each other: 200 kernel
-            # classes took 149 s to attribute with them and 19 s without, at 8 s of CPU time.
+            # Read when numpy is loaded. On cores that others use too, OpenBLAS's threads spin for each other: 200
+            # kernel classes took 149 s to attribute with them and 19 s without, at 8 s of CPU time.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         try:
             module = importlib.import_module(_module_name(cmd_name))

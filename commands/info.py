@@ -68,6 +68,7 @@ def summary(run: na.Run) -> Row:
         "ended_ns": max(ends) if ends and None not in ends else None,
         "bytes": sum(size for _, size in _sizes(run.path)),
         "tables": _tables(run),
+        "rolled_up": _rolled_up(run),
         "processes": processes,
         "devices": _rows(run, DEVICES),
         "losses": _rows(run, LOSSES),
@@ -77,7 +78,15 @@ def summary(run: na.Run) -> Row:
 
 
 PROCESSES = """
-WITH launches AS (SELECT process, count(*) AS kernels, max(end_ns) AS last_ns FROM kernels GROUP BY process)
+WITH launches AS (
+    SELECT process, CAST(sum(kernels) AS BIGINT) AS kernels, max(last_ns) AS last_ns
+    FROM (
+        SELECT process, launches AS kernels, last_ns FROM _class_devices
+        UNION ALL
+        SELECT process, launches, last_ns FROM _rolled_up
+    ) AS found
+    GROUP BY process
+)
 SELECT process, host, pid, rank, local_rank, world_size, started_ns, ended_ns, ending, command, layers,
        nanalyze_version, python_version, cuda_driver_version, gpu_driver_version, cupti_version, cupti_path,
        coalesce(kernels, 0) AS kernels, records_lost, recorder_cpu_ns, last_ns
@@ -108,6 +117,20 @@ SELECT path, table_name, process, problem, remedy
 FROM damage
 ORDER BY table_name, process NULLS FIRST, path, problem
 """
+
+
+ROLLED_UP = """
+SELECT
+    CAST(sum(launches) AS BIGINT) AS launches, CAST(min(first_ns) AS BIGINT) AS first_ns,
+    CAST(max(last_ns) AS BIGINT) AS last_ns
+FROM _rolled_up
+"""
+
+
+def _rolled_up(run: na.Run) -> Row | None:
+    """How many launches of which time are kept as sums a minute; None where there are none."""
+    (row,) = _rows(run, ROLLED_UP)
+    return row if row["launches"] is not None else None
 
 
 def _rows(run: na.Run, query: str) -> list[Row]:
@@ -190,6 +213,8 @@ def lines(content: Row) -> Iterator[str]:
     yield from _table("Devices", ["name", "uuid", "cc", "SMs", "processes"], devices)
     rows = [(row["table"], row["rows"], row["shards"], size_text(row["bytes"])) for row in content["tables"]]
     yield from _table("Tables", ["table", "rows", "shards", "size"], rows)
+    if content["rolled_up"] is not None:
+        yield from _list("Rolled up", [_rolled_up_text(content["rolled_up"])])
     for name in ("losses", "notes"):
         yield from _events(name, content[name])
     yield from _list("Damage", [f"{row['path']}: {row['problem']}. {row['remedy']}" for row in content["damage"]])
@@ -207,6 +232,14 @@ def _head(content: Row) -> Iterator[str]:
         duration = _seconds(content["started_ns"], content["ended_ns"])
         lasted = "" if duration is None else f", lasted {duration:.1f} s"
         yield f"Started {moment:%Y-%m-%d %H:%M:%S} UTC{lasted}"
+
+
+def _rolled_up_text(row: Row) -> str:
+    first, last = (datetime.fromtimestamp(row[name] / 1e9, UTC) for name in ("first_ns", "last_ns"))
+    return (
+        f"{row['launches']:,} launches from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC are kept as sums a "
+        "minute (view `kernel_minutes`): totals, percentiles and verdicts of kernels hold them; gaps, steps, ranges not"
+    )
 
 
 def _process_cells(row: Row) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 --
 -- Percentiles are within 0.6 % of the exact ones, and between the shortest and the longest: durations are counted
 -- in bins of 1.1 % each, so that one pass over the launches is enough and memory does not grow with their number.
+-- Launches that were rolled up count; their bins are the same.
 --
 -- Columns:
 --   kernel_class_id  BIGINT   -         Which kernel with which shape.
@@ -28,6 +29,14 @@ WITH counted AS (
         kernel_class_id,
         CASE WHEN duration_ns > 0 THEN CAST(floor(ln(duration_ns) * 92.0E0) AS INTEGER) ELSE -1 END
 ),
+with_rolled_up AS (
+    SELECT * FROM counted
+    UNION ALL
+    SELECT kernel_class_id, bin, launches, NULL, NULL, NULL FROM _kernel_histograms
+    UNION ALL
+    -- What has no bins: behind all others, without launches.
+    SELECT kernel_class_id, 10000, 0, total_ns, shortest_ns, longest_ns FROM _rolled_up WHERE launches_timed > 0
+),
 running AS (
     SELECT
         *,
@@ -35,7 +44,7 @@ running AS (
             PARTITION BY kernel_class_id ORDER BY bin ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
         ) AS so_far,
         sum(launches) OVER (PARTITION BY kernel_class_id) AS all_launches
-    FROM counted
+    FROM with_rolled_up
 ),
 found AS (
     SELECT

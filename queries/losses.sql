@@ -7,9 +7,13 @@
 --   message  VARCHAR  -  One sentence: what, and what would fix it.
 --   count    BIGINT   -  How many records, launches or files it concerns; NULL where not known.
 WITH written AS (
-    SELECT p.process, p.kernels_written, count(k.process) AS kernels_found
+    SELECT p.process, p.kernels_written, COALESCE(sum(k.launches), 0) AS kernels_found
     FROM processes AS p
-    LEFT JOIN kernels AS k ON k.process = p.process
+    LEFT JOIN (
+        SELECT process, launches FROM _class_devices
+        UNION ALL
+        SELECT process, launches FROM _rolled_up
+    ) AS k ON k.process = p.process
     WHERE p.ended_ns IS NOT NULL
     GROUP BY p.process, p.kernels_written
 ),

@@ -8,7 +8,7 @@
 --   kernel            VARCHAR  -         Demangled name.
 --   grid_blocks       BIGINT   blocks    Blocks of the grid.
 --   block_threads     BIGINT   threads   Threads of a block.
---   launches          BIGINT   launches  All launches.
+--   launches          BIGINT   launches  All launches, those that were rolled up too.
 --   launches_untimed  BIGINT   launches  Those whose duration is not known.
 --   total_ns          BIGINT   ns        Sum of the known durations.
 --   share             DOUBLE   1         Of all kernel time, 0 to 1.
@@ -19,8 +19,14 @@
 --   bound             VARCHAR  -         See verdicts.
 --   level_or_pipe     VARCHAR  -         See verdicts.
 WITH extremes AS (
-    SELECT kernel_class_id, min(duration_ns) AS shortest_ns, max(duration_ns) AS longest_ns
-    FROM kernels
+    SELECT kernel_class_id, min(shortest_ns) AS shortest_ns, max(longest_ns) AS longest_ns
+    FROM (
+        SELECT kernel_class_id, duration_ns AS shortest_ns, duration_ns AS longest_ns
+        FROM _launches
+        UNION ALL
+        SELECT kernel_class_id, shortest_ns, longest_ns
+        FROM _rolled_up
+    ) AS found
     GROUP BY kernel_class_id
 )
 SELECT

@@ -1,4 +1,4 @@
-"""Merges the small shards of a run into larger ones, also while it is recorded.
+"""Merges the small shards of a run into larger ones and rolls old launches up, also while it is recorded.
 
 A recorder writes a shard a table every few seconds; opening a run costs a little for each. Shards with
 consecutive numbers become one whose name has the first and the last of them:
@@ -9,6 +9,9 @@ Nothing is sorted, rounded or dropped: the rows stand in the merged shard in the
 name by one rename, when it is whole and on disk, and from then on takes the place of the shards it was merged
 from; those are removed afterwards. Whatever is interrupted where, each row is read once. The recorder only ever
 adds shards with new numbers, so it is not disturbed. Damaged shards are not touched.
+
+`roll_up` puts one shard of `kernel_minutes` in the place of shards of `kernels`, in the same way: it has their
+numbers, and from the moment it has its name readers take it instead of them.
 """
 
 from __future__ import annotations
@@ -17,15 +20,25 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanalyze.rundir import runfile, shards
+from nanalyze.rundir import rollup, runfile, shards
 from nanalyze.rundir.errors import RunError
-from nanalyze.rundir.schema import FORMAT_VERSION, TABLE_KEY, TABLES, VERSION_KEY, Table
+from nanalyze.rundir.schema import (
+    EXACT,
+    KERNEL_MINUTES,
+    KERNELS,
+    ROLLED_UP,
+    SAMPLES,
+    TABLE_KEY,
+    TABLES,
+    VERSION_KEY,
+    Table,
+)
 from nanalyze.rundir.shards import PARTITION_NAME, ROW_GROUP_ROWS, Shard
 
 if TYPE_CHECKING:
@@ -34,6 +47,8 @@ if TYPE_CHECKING:
 LOCK_FILE = ".compact.lock"
 # Some 9 million launches. `nanalyze top` reads the latest shard whole, and a merge holds at most this much twice.
 TARGET_BYTES = 64 << 20
+# Launches that one rolled-up shard stands for; summing up 8 million takes some 1.5 GB.
+ROLL_UP_ROWS = 8_000_000
 UNFINISHED = re.compile(r"^\.merging-[0-9]+-[0-9]+\.tmp$")
 
 Step = Callable[[str], None]
@@ -50,6 +65,22 @@ class Result:
     left: list[str] = field(default_factory=list)
 
 
+@dataclass
+class RolledUp:
+    """What `roll_up` did: shards and launches replaced, rows made of them, bytes, and what was left, with why.
+
+    `end_ns` is the end of the last minute that was rolled up; None where nothing was.
+    """
+
+    shards: int = 0
+    launches: int = 0
+    rows: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    end_ns: int | None = None
+    left: list[str] = field(default_factory=list)
+
+
 class Unmergeable(Exception):
     """Why a shard stays as it is."""
 
@@ -62,23 +93,49 @@ def compact(run_dir: Path, *, target_bytes: int = TARGET_BYTES, step: Step = lam
     """
     runfile.read(run_dir)
     result = Result()
+    with _locked(run_dir):
+        for table, process, folder in _partitions(run_dir):
+            step(f"{table}/{process}")
+            _compact_partition(folder, table, process, target_bytes, result)
+    return result
+
+
+def roll_up(run_dir: Path, before_ns: int, *, lose_samples: bool = False, step: Step = lambda name: None) -> RolledUp:
+    """Replace the launches of the run in `run_dir` that ended before `before_ns` by sums a minute.
+
+    Only whole shards, each process's earliest ones: what is younger than any launch that stays, stays too. Shards
+    are complete when they have their names, so a process that is still recording is not in the way. Samples
+    cannot be attributed to launches that are gone: where the run has any of that time it is refused, unless
+    `lose_samples`. `step` is called with the name of each process. Raises RunError as `compact`.
+    """
+    runfile.read(run_dir)
+    result = RolledUp()
+    with _locked(run_dir):
+        if not lose_samples:
+            _refuse_samples(run_dir, before_ns)
+        for _, process, folder in list(_partitions(run_dir, (KERNELS.name,))):
+            step(process)
+            _roll_up_partition(run_dir, folder, process, before_ns, result)
+    return result
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of the run; RunError for what the system refuses meanwhile."""
     try:
-        with _locked(run_dir):
-            for table, process, folder in _partitions(run_dir):
-                step(f"{table}/{process}")
-                _compact_partition(folder, table, process, target_bytes, result)
+        with _only_one(run_dir):
+            yield
     except OSError as error:
         where = error.filename or run_dir
         raise RunError(
             f"{where}: cannot compact: {error.strerror or error}. Nothing is lost: make room or give yourself write "
             "permission, and run it again."
         ) from error
-    return result
 
 
 @contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Hold the lock of the run; the kernel releases it with the process, however that ends."""
+def _only_one(run_dir: Path) -> Iterator[None]:
+    """Hold the lock; the kernel releases it with the process, however that ends."""
     try:
         import fcntl
     except ImportError:
@@ -91,8 +148,8 @@ def _locked(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def _partitions(run_dir: Path) -> Iterator[tuple[str, str, Path]]:
-    for table in TABLES:
+def _partitions(run_dir: Path, tables: Sequence[str] = tuple(TABLES)) -> Iterator[tuple[str, str, Path]]:
+    for table in tables:
         folder = run_dir / table
         for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
             match = PARTITION_NAME.match(name)
@@ -101,16 +158,7 @@ def _partitions(run_dir: Path) -> Iterator[tuple[str, str, Path]]:
 
 
 def _compact_partition(folder: Path, table: str, process: str, target_bytes: int, result: Result) -> None:
-    found = _listed(folder, table, process)
-    current = sorted(shards.outermost(found), key=lambda shard: shard.span)
-    if any(after.sequence <= before.span[1] for before, after in itertools.pairwise(current)):
-        result.left.append(f"{table}/process={process}: has shard numbers more than once")
-        return
-    if not _remove_replaced(found, current):
-        result.left.append(
-            f"{table}/process={process}: a merged shard is damaged, those it was made of are still there"
-        )
-        return
+    current = [shard for shard in _current(folder, table, process, result.left) if shard.table == table]
     for group in _groups(current, target_bytes, result):
         try:
             _merge(folder, group, result)
@@ -118,8 +166,28 @@ def _compact_partition(folder: Path, table: str, process: str, target_bytes: int
             result.left.append(f"{table}/process={process}: changed meanwhile: {reason}")
 
 
+def _current(folder: Path, table: str, process: str, left: list[str]) -> list[Shard]:
+    """The shards that count, by number, those of the same numbers in another table too; the others are removed.
+
+    None, and a line in `left`, where that cannot be told.
+    """
+    place = ROLLED_UP.get(table, table)
+    sharing = [name for name in TABLES if ROLLED_UP.get(name, name) == place]
+    found = [shard for name in sharing for shard in _listed(folder.parents[1] / name / folder.name, name, process)]
+    current = sorted(shards.outermost(found), key=lambda shard: shard.span)
+    if any(after.sequence <= before.span[1] for before, after in itertools.pairwise(current)):
+        left.append(f"{table}/process={process}: has shard numbers more than once")
+        return []
+    if not _remove_replaced(found, current):
+        left.append(f"{table}/process={process}: a merged shard is damaged, those it was made of are still there")
+        return []
+    return current
+
+
 def _listed(folder: Path, table: str, process: str) -> list[Shard]:
-    """The shards in `folder`; what an interrupted merge left unfinished is removed."""
+    """The shards in `folder`, none where it is missing; what an interrupted merge left unfinished is removed."""
+    if not folder.is_dir() or folder.is_symlink():
+        return []
     found = []
     for name in sorted(os.listdir(folder)):
         if UNFINISHED.match(name):
@@ -183,8 +251,8 @@ def _is_good(shard: Shard, result: Result) -> bool:
     return True
 
 
-def _rows(shard: Shard, names_only: bool = False) -> pa.Table:
-    """All rows of a shard; with `names_only` none, but checked. Raises Unmergeable."""
+def _rows(shard: Shard, names_only: bool = False, columns: Sequence[str] | None = None) -> pa.Table:
+    """All rows of a shard, or some columns of them; with `names_only` none, but checked. Raises Unmergeable."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -195,11 +263,13 @@ def _rows(shard: Shard, names_only: bool = False) -> pa.Table:
         file = pq.ParquetFile(pa.BufferReader(data))
         schema = file.schema_arrow
         metadata = schema.metadata or {}
-        expected = (str(FORMAT_VERSION).encode(), shard.table.encode())
+        expected = (str(TABLES[shard.table].version).encode(), shard.table.encode())
         if (metadata.get(VERSION_KEY), metadata.get(TABLE_KEY)) != expected:
             raise Unmergeable("is of another format version or table")
         wanted = TABLES[shard.table].arrow_schema(_extra(TABLES[shard.table], schema.names))
-        rows = schema.empty_table() if names_only else file.read()
+        rows = schema.empty_table() if names_only else file.read(columns=columns)
+        if columns is not None:
+            wanted = pa.schema([wanted.field(name) for name in columns])
         return rows.select(wanted.names).cast(wanted)
     except (pa.ArrowException, KeyError, ValueError) as error:
         raise Unmergeable(f"does not have the table's columns ({error})") from error
@@ -215,41 +285,49 @@ def _extra(table: Table, names: Sequence[str]) -> tuple[str, ...]:
 
 def _merge(folder: Path, group: Sequence[Shard], result: Result) -> None:
     """Publish one shard with the rows of all in `group`, then remove those."""
+    table = TABLES[group[0].table]
+    schema = _schema(table, group)
+    sizes = _replace(folder, group, table, schema, (_aligned(_rows(shard), schema) for shard in group))
+    result.merged += len(group)
+    result.made += 1
+    result.bytes_before += sizes[0]
+    result.bytes_after += sizes[1]
+
+
+def _replace(
+    folder: Path, group: Sequence[Shard], table: Table, schema: pa.Schema, pieces: Iterable[pa.Table]
+) -> tuple[int, int]:
+    """Publish `pieces` as one shard of `table` with the numbers of `group`, then remove that; bytes before, after."""
     first, last = group[0].sequence, group[-1].span[1]
     before = [shard.path.stat() for shard in group]
     unfinished = folder / f".merging-{first}-{last}.tmp"
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        checksum = _write(unfinished, group)
+        checksum = _write(unfinished, table, schema, pieces)
         # As old as its latest rows: who looks for the latest shards by age must not take it for one.
         os.utime(unfinished, ns=(before[-1].st_atime_ns, before[-1].st_mtime_ns))
-        merged = folder / f"{first:06d}-{last:06d}-{checksum}.parquet"
-        os.replace(unfinished, merged)
+        made = folder / f"{first:06d}-{last:06d}-{checksum}.parquet"
+        os.replace(unfinished, made)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
     _sync(folder)
     for shard in group:
         shard.path.unlink()
-    result.merged += len(group)
-    result.made += 1
-    result.bytes_before += sum(status.st_size for status in before)
-    result.bytes_after += merged.stat().st_size
+    return sum(status.st_size for status in before), made.stat().st_size
 
 
-def _write(path: Path, group: Sequence[Shard]) -> str:
-    """Write the rows of `group` in order to `path`, through to the disk; the hash of the file."""
+def _write(path: Path, table: Table, schema: pa.Schema, pieces: Iterable[pa.Table]) -> str:
+    """Write `pieces` in order to `path`, through to the disk; the hash of the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = TABLES[group[0].table]
-    schema = _schema(table, group)
     options = shards.parquet_options(table, schema.names)
     written = expected = 0
     with open(path, "w+b") as file:
         with pq.ParquetWriter(file, schema, **options) as writer:
             pending: list[pa.Table] = []
-            for shard in group:
-                rows = _aligned(_rows(shard), schema)
+            for rows in pieces:
                 expected += rows.num_rows
                 pending.append(rows)
                 if sum(piece.num_rows for piece in pending) >= ROW_GROUP_ROWS:
@@ -289,6 +367,124 @@ def _aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
     columns = [rows.column(f.name) if f.name in rows.schema.names else pa.nulls(rows.num_rows, f.type) for f in schema]
     return pa.table(columns, schema=schema)
+
+
+# --- rolling up ------------------------------------------------------------------------------------
+
+
+def _refuse_samples(run_dir: Path, before_ns: int) -> None:
+    """RunError if samples were taken before `before_ns` while launches of that time are still there."""
+    kernels = _earliest(run_dir, KERNELS.name)
+    samples = _earliest(run_dir, SAMPLES.name)
+    if kernels is None or samples is None or kernels >= before_ns or samples >= before_ns:
+        return
+    raise RunError(
+        f"{run_dir}: holds samples of that time, whose counters cannot be told apart by kernel without its launches. "
+        "Keep what they say (`nanalyze export`, or the report), then pass --lose-samples."
+    )
+
+
+def _earliest(run_dir: Path, table: str) -> int | None:
+    """The first start in a table by the footers of its shards; None where there is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = []
+    for _, process, folder in _partitions(run_dir, (table,)):
+        for shard in _listed(folder, table, process):
+            try:
+                found.append(_statistics(pq.read_metadata(shard.path))[0])
+            except (pa.ArrowException, OSError, ValueError):
+                continue  # damaged: it is not rolled up
+    return min((start for start in found if start is not None), default=None)
+
+
+def _statistics(metadata: Any) -> tuple[int | None, int | None]:
+    """Least and greatest `start_ns` of a file; None where its footer does not say."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(at) for group in groups for at in range(group.num_columns)]
+    stated = [c.statistics for c in columns if c.path_in_schema == "start_ns" and c.statistics is not None]
+    known = [one for one in stated if one.has_min_max]
+    return min((one.min for one in known), default=None), max((one.max for one in known), default=None)
+
+
+def _roll_up_partition(run_dir: Path, folder: Path, process: str, before_ns: int, result: RolledUp) -> None:
+    current = [s for s in _current(folder, KERNELS.name, process, result.left) if s.table == KERNELS.name]
+    exact_ns: list[Any] = []  # read when it is first needed
+    for group, rows in _old_groups(current, before_ns, result):
+        if not exact_ns:
+            exact_ns.append(_exact_durations(run_dir, process))
+            runfile.raise_version(run_dir, KERNEL_MINUTES.version)
+        made = rollup.minutes(rows, exact_ns[0])
+        if sum(made.column("launches").to_pylist()) != rows.num_rows:
+            raise RunError(
+                f"{folder}: {rows.num_rows} launches were not all summed up. Nothing was changed; report it."
+            )
+        target = run_dir / KERNEL_MINUTES.name / folder.name
+        sizes = _replace(target, group, KERNEL_MINUTES, made.schema, [made])
+        result.shards += len(group)
+        result.launches += rows.num_rows
+        result.rows += made.num_rows
+        result.bytes_before += sizes[0]
+        result.bytes_after += sizes[1]
+        if made.num_rows:
+            last = max(made.column("minute_ns").to_pylist()) + rollup.MINUTE_NS
+            result.end_ns = max(last, result.end_ns or 0)
+
+
+def _old_groups(current: Sequence[Shard], before_ns: int, result: RolledUp) -> Iterator[tuple[list[Shard], pa.Table]]:
+    """Consecutive shards from the first on whose launches all ended before `before_ns`, with their rows."""
+    import pyarrow as pa
+
+    group: list[Shard] = []
+    pieces: list[pa.Table] = []
+    for shard in current:
+        try:
+            rows = _rows(shard, columns=rollup.COLUMNS) if _may_be_old(shard, before_ns) else None
+        except Unmergeable as reason:
+            result.left.append(f"{shard.table}/process={shard.process}/{shard.path.name}: {reason}")
+            continue
+        if rows is None or rollup.latest(rows) >= before_ns:
+            break
+        full = sum(piece.num_rows for piece in pieces) + rows.num_rows > ROLL_UP_ROWS
+        if group and (full or shard.sequence != group[-1].span[1] + 1):
+            yield group, pa.concat_tables(pieces)
+            group, pieces = [], []
+        group.append(shard)
+        pieces.append(rows)
+    if group:
+        yield group, pa.concat_tables(pieces)
+
+
+def _may_be_old(shard: Shard, before_ns: int) -> bool:
+    """By the footer alone, which spares reading what is too young."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        latest = _statistics(pq.read_metadata(shard.path))[1]
+    except (pa.ArrowException, OSError, ValueError):
+        return True  # reading it says why it cannot be used
+    return latest is None or latest < before_ns
+
+
+def _exact_durations(run_dir: Path, process: str) -> tuple[Any, Any]:
+    """Correlation ids, ascending, and durations of the launches that the profiler timed."""
+    import numpy as np
+
+    found: dict[int, float] = {}
+    folder = run_dir / EXACT.name / f"process={process}"
+    for shard in shards.outermost(_listed(folder, EXACT.name, process)):
+        try:
+            rows = _rows(shard, columns=("scope", "metric", "correlation_id", "value"))
+        except Unmergeable:
+            continue  # no reader takes it either
+        for scope, metric, number, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            is_duration = scope == "kernel" and metric == rollup.DURATION_METRIC and number is not None
+            if is_duration and value is not None and 0 <= value <= rollup.LONGEST_NS:
+                found[number] = max(value, found.get(number, 0.0))
+    ids = np.array(sorted(found), np.int64)
+    return ids, np.array([int(found[number] + 0.5) for number in ids.tolist()], np.int64)
 
 
 def _sync(folder: Path) -> None:

@@ -40,7 +40,7 @@ under its name. A table without rows has no folder.
 
     {{
       "format": "{format}",
-      "format_version": {version},
+      "format_version": 1, or 2 once launches were rolled up,
       "run_id": "32 hex digits, new for each recording",
       "created_ns": nanoseconds since the Unix epoch,
       "source": "recorder, or the name of the importer",
@@ -79,6 +79,35 @@ what was begun, and nanalyze reads each row once at any moment. Other readers, w
 files, can see rows twice in the moment between the renaming and the removal, or for as long as an interrupted
 call has not been repeated. A query that has a file open while it is removed fails; open the run again.
 Damaged files, and numbers that occur twice, are left as they are. A lock (`.compact.lock`) keeps two calls apart.
+
+## Rolling old launches up
+
+`nanalyze compact run_dir --roll-up-older-than 7d` gives up single launches of the time before that: `kernel_minutes`
+keeps, for each process, device, kernel class and minute, the number of launches, their total, shortest and longest
+time, the bins of three percentiles, and a histogram of durations for each hour, from which the percentiles of any
+hours follow by adding up. Queries that need no more (`top_kernels`, `kernel_durations`, `verdict_shares`, the view
+`verdicts`, `nanalyze trend`) say the same as before, but that times are added up by minutes; everything that needs
+single launches (gaps, time by cause, steps, what ranges and ranks spent, timelines, `nanalyze compare`) treats that
+time as not recorded, and the report and `nanalyze info` say how much it is. Copies, ranges, exact counters, clocks and
+events stay.
+
+- **Which launches**: whole files, each process's first ones, up to the first that holds a launch that ended or was
+  queued later. Damaged files stay as they are. A launch counts in the minute in which it started; one without a start
+  in that of its call.
+- **Safe at any moment**: a file of `kernel_minutes` has the numbers of the files of `kernels` that it stands for, and
+  takes their place from the moment it has its name, as a merged file does; of equal numbers it wins. Then those are
+  removed. Whatever is interrupted where, each launch counts once, and the next call finishes what was begun. A process
+  that still records is not in the way: its files are complete when they have their names, and new ones get new numbers.
+- **Versions**: before the first file appears, `run.json` gets format version 2, so that an older nanalyze refuses the
+  run instead of missing its launches.
+- **Samples** cannot be attributed to kernels without single launches. Where the run has samples of that time it is
+  refused; `--lose-samples` does it all the same, and those samples are then left out of the attribution. Counters of
+  kernels measured exactly stay. To keep what samples said, export the view `attribution_windows` first.
+
+An hour of a job with 100 million launches a day (4.17 million launches of 800 classes, each of them in every minute,
+on four streams) took 36.1 MB as launches and 0.57 MB rolled up, 11.8 bytes a row; 720 such hours, so a month, are
+409 MB instead of 26 GB. That is the one hour multiplied, measured on 2026-11-30; it took 3.1 s of CPU time. A
+histogram for each minute instead of each hour would make it 1 GB.
 
 A process that is killed leaves whole files up to its last flush, possibly one dotfile, and no
 final row in `processes` (`ended_ns` is NULL in its latest row).

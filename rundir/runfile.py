@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanalyze.rundir.errors import FormatVersionError, RunError
-from nanalyze.rundir.schema import FORMAT_NAME, FORMAT_VERSION
+from nanalyze.rundir.schema import FORMAT_NAME, FORMAT_VERSION, RECORDED_VERSION
 
 RUN_FILE = "run.json"
 LOCK_FILE = f".{RUN_FILE}.lock"
@@ -29,7 +29,7 @@ def create(run_dir: Path, source: str, settings: dict[str, Any]) -> dict[str, An
     """
     content = {
         "format": FORMAT_NAME,
-        "format_version": FORMAT_VERSION,
+        "format_version": RECORDED_VERSION,
         "run_id": uuid.uuid4().hex,
         "created_ns": time.time_ns(),
         "source": source,
@@ -59,19 +59,26 @@ def read(run_dir: Path) -> dict[str, Any]:
     """
     path = run_dir / RUN_FILE
     try:
-        text = path.read_bytes().decode("utf-8")
+        data = path.read_bytes()
     except FileNotFoundError:
         raise RunError(_missing(run_dir)) from None
     except NotADirectoryError:
         raise RunError(
             f"{run_dir}: is a file, not a run directory. Give the directory that holds {RUN_FILE}."
         ) from None
+    except OSError as error:
+        raise RunError(_unreadable(path, error)) from error
+    return parse(data, path)
+
+
+def parse(data: bytes, path: Path) -> dict[str, Any]:
+    """The checked content of a `run.json`; `path` names it in messages. Raises as `read`."""
+    try:
+        text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise RunError(
             f"{path}: is not text. The run directory is damaged or not nanalyze's: restore the file from a copy."
         ) from None
-    except OSError as error:
-        raise RunError(_unreadable(path, error)) from error
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -81,12 +88,32 @@ def read(run_dir: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
         raise RunError(f"{path}: was not written by nanalyze. Give a directory that nanalyze recorded or imported.")
     version = content.get("format_version")
-    if type(version) is not int or version != FORMAT_VERSION:  # JSON's `true` equals 1
+    if type(version) is not int or not RECORDED_VERSION <= version <= FORMAT_VERSION:  # JSON's `true` equals 1
         raise FormatVersionError(
-            f"{path}: has format version {version!r}, this nanalyze reads version {FORMAT_VERSION}. "
+            f"{path}: has format version {version!r}, this nanalyze reads versions 1 to {FORMAT_VERSION}. "
             "Upgrade nanalyze (pip install -U nanalyze), or record the run again."
         )
     return content
+
+
+def raise_version(run_dir: Path, version: int) -> None:
+    """Have `run.json` say at least `version`, so that an older nanalyze refuses what it would read wrongly.
+
+    One caller at a time. Raises RunError as `read`, and OSError where it cannot be written; the file is the old or
+    the new one, whole.
+    """
+    content = read(run_dir)
+    if content["format_version"] >= version:
+        return
+    temporary = run_dir / f".{RUN_FILE}.version"  # one name, so that a killed call leaves nothing for ever
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(json.dumps({**content, "format_version": version}, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, run_dir / RUN_FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _publish(temporary: Path, target: Path) -> bool:

@@ -185,8 +185,8 @@ SAMPLED: tuple[SampledCounter, ...] = (
     ),
 )
 
-# CUPTI puts so many instructions a warp into each kernel that it times, by compute capability. Samples count them, exact
-# counters do not. Measured on an H200 with CUPTI 13.0.1 (docs/measurements.md, "What tracing adds").
+# CUPTI puts so many instructions a warp into each kernel that it times, by compute capability. Samples count them,
+# exact counters do not. Measured on an H200 with CUPTI 13.0.1 (docs/measurements.md, "What tracing adds").
 TRACING_INSTRUCTIONS: dict[tuple[int, int], float] = {(9, 0): 8.0}
 # Columns that hold them all: an instruction more is also an issue slot more. Part of them also stand in the ALU pipe's.
 TRACED_COLUMNS = ("inst", "issue_active_cycles")

@@ -1,4 +1,4 @@
-"""The tables of a run directory, version 1: every column with type, unit and meaning.
+"""The tables of a run directory, version 2: every column with type, unit and meaning.
 
 This module is the single source: the recorder writes by it, the analysis checks against it and
 `docs/run-directory.md` is generated from it (`python -m nanalyze.rundir.document`).
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT_NAME = "nanalyze"
-FORMAT_VERSION = 1
-HISTORY = {1: "First version: kernels, classes, copies, ranges, exact counters, samples, device state, pauses."}
+# The newest version, and the one that recorders and importers write: a run becomes the newest by what is done to it.
+FORMAT_VERSION = 2
+RECORDED_VERSION = 1
+HISTORY = {
+    1: "First version: kernels, classes, copies, ranges, exact counters, samples, device state, pauses.",
+    2: "Launches that were rolled up: the table `kernel_minutes`. Runs are of version 1 until that is first done.",
+}
 
 VERSION_KEY = b"nanalyze.format_version"
 TABLE_KEY = b"nanalyze.table"
@@ -34,7 +39,10 @@ DICTIONARY = "RLE_DICTIONARY"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: Arrow type name, unit ('' where it has none), meaning, Parquet encoding."""
+    """One column: Arrow type name, unit ('' where it has none), meaning, Parquet encoding.
+
+    The type `histogram` is a list of structs of `bin` (int32) and `launches` (int64).
+    """
 
     name: str
     type: str
@@ -52,8 +60,18 @@ class Column:
             "float64": pa.float64,
             "string": pa.string,
             "bool": pa.bool_,
+            "histogram": lambda: pa.list_(
+                pa.field("element", pa.struct([("bin", pa.int32()), ("launches", pa.int64())]))
+            ),
         }
         return factories[self.type]()
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Paths of its Parquet columns."""
+        if self.type == "histogram":
+            return tuple(f"{self.name}.list.element.{leaf}" for leaf in ("bin", "launches"))
+        return (self.name,)
 
 
 @dataclass(frozen=True)
@@ -61,13 +79,15 @@ class Table:
     """One table: a folder of shards, partitioned by `process`.
 
     `open_ended` tables may carry further float64 columns beyond the declared ones (one a
-    hardware counter); every other table has exactly the declared columns.
+    hardware counter); every other table has exactly the declared columns. `version` is the format
+    version that brought the table; its shards carry it.
     """
 
     name: str
     meaning: str
     columns: tuple[Column, ...]
     open_ended: bool = False
+    version: int = RECORDED_VERSION
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -84,7 +104,7 @@ class Table:
             raise ValueError(f"table {self.name} has a fixed set of columns, got {extra}")
         fields = [pa.field(c.name, c.arrow_type(), nullable=c.nullable) for c in self.columns]
         fields += [pa.field(name, pa.float64()) for name in extra]
-        metadata = {VERSION_KEY: str(FORMAT_VERSION).encode(), TABLE_KEY: self.name.encode()}
+        metadata = {VERSION_KEY: str(self.version).encode(), TABLE_KEY: self.name.encode()}
         return pa.schema(fields, metadata=metadata)
 
 
@@ -173,6 +193,27 @@ DEVICES = Table(
     ),
 )
 
+CEILINGS = Table(
+    "ceilings",
+    "One row for each ceiling that `nanalyze doctor --calibrate` measured on a device: what a small kernel that "
+    "does nothing else reaches. They are copied here when the device is described, or added later with `-o`.",
+    (
+        Column("device_id", "int32", "", "CUDA ordinal in the process."),
+        Column("ceiling", "string", "", "A pipe (fp32, tensor_bf16, ...), or a level and a direction (l2_read)."),
+        Column("method", "string", "", "Instruction that it was reached with."),
+        Column("unit", "string", "", "FLOP/s, OP/s or bytes/s; a multiply-add is two operations."),
+        Column("per_s", "float64", "as unit", "Median of the repetitions.", False, PLAIN),
+        Column("low_per_s", "float64", "as unit", "Lowest repetition.", False, PLAIN),
+        Column("high_per_s", "float64", "as unit", "Highest repetition.", False, PLAIN),
+        Column("repetitions", "int32", "launches", "How often it was measured."),
+        Column("is_partial", "bool", "", "Whether the method is known not to reach the pipe's peak on this device."),
+        Column("sm_clock_hz", "int64", "Hz", "SM clock that ran, by the kernel's own cycles.", True),
+        Column("memory_clock_hz", "int64", "Hz", "Memory clock while it ran.", True),
+        Column("throttle_reasons", "int64", "", "NVML's bit mask of reasons to lower the clocks while it ran.", True),
+        Column("measured_ns", "int64", "ns", "When it was measured."),
+    ),
+)
+
 KERNELS = Table(
     "kernels",
     "One row a kernel launch. A launch that ran under the exact-counter session has no times here "
@@ -196,6 +237,60 @@ KERNELS = Table(
         ),
         Column("queued_ns", "int64", "ns", "When the launch call was made (host).", True, DELTA),
     ),
+)
+
+KERNEL_MINUTES = Table(
+    "kernel_minutes",
+    "Launches that were rolled up (`nanalyze compact --roll-up-older-than`): one row for those of one class on one "
+    "device that started in one minute, or several to be added up. The numbers of its files are those of the files "
+    "of `kernels` that they take the place of.",
+    (
+        Column("minute_ns", "int64", "ns", "Start of the minute.", False, DELTA),
+        Column("device_id", "int32", "", "CUDA ordinal in the process."),
+        Column("kernel_class_id", "int64", "", "Which kernel with which shape: see `kernel_classes`."),
+        Column("launches", "int64", "launches", "All launches."),
+        Column("launches_untimed", "int64", "launches", "Those whose duration is not known."),
+        Column("launches_in_graphs", "int64", "launches", "Those that came from a CUDA graph."),
+        Column(
+            "total_ns",
+            "int64",
+            "ns",
+            "Sum of the known durations, those in `exact` included; NULL where none is known.",
+            True,
+            DELTA,
+        ),
+        Column(
+            "overlapped_ns",
+            "int64",
+            "ns",
+            "Of `total_ns`, the time in which a kernel of the process that had started earlier still ran on the "
+            "device: the sum of `total_ns` - `overlapped_ns` over all classes is how long the device ran kernels.",
+            True,
+            DELTA,
+        ),
+        Column("shortest_ns", "int64", "ns", "Shortest launch.", True, DELTA),
+        Column("longest_ns", "int64", "ns", "Longest launch.", True, DELTA),
+        Column(
+            "p50_bin",
+            "int32",
+            "",
+            "Bin of durations in which their median lies. Bin b holds those from exp(b / 92) to exp((b + 1) / 92) ns, "
+            "bin -1 those of 0 ns.",
+            True,
+            DELTA,
+        ),
+        Column("p90_bin", "int32", "", "Bin in or below which nine of ten lie.", True, DELTA),
+        Column("p99_bin", "int32", "", "Bin in or below which all but a hundredth lie.", True, DELTA),
+        Column(
+            "histogram",
+            "histogram",
+            "",
+            "How many launches of the hour lie in which bin, on the first minute of each class, device and hour of a "
+            "file; NULL on the others. Histograms add up to those of any hours.",
+            True,
+        ),
+    ),
+    version=2,
 )
 
 KERNEL_CLASSES = Table(
@@ -345,12 +440,17 @@ EVENTS = Table(
     ),
 )
 
+# Shards of the first are numbered as those of the second, and stand in the place of those whose numbers they cover.
+ROLLED_UP = {"kernel_minutes": "kernels"}
+
 TABLES = {
     table.name: table
     for table in (
         PROCESSES,
         DEVICES,
+        CEILINGS,
         KERNELS,
+        KERNEL_MINUTES,
         KERNEL_CLASSES,
         COPIES,
         RANGES,

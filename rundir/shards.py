@@ -6,7 +6,8 @@
 The name holds what a reader needs to trust the file: a sequence number (a gap shows a lost
 shard) and the 8-byte BLAKE2b hash of its bytes, as 16 hex digits. A shard that was merged from
 several (`compaction`) has the first and the last of their numbers; it takes the place of every shard
-whose numbers lie within its own, from the moment it has its name. DuckDB verifies no page
+whose numbers lie within its own, from the moment it has its name. So does one of `kernel_minutes`, whose
+numbers are those of the shards of `kernels` that were rolled up into it. DuckDB verifies no page
 checksums (117 of 120 flipped bits gave silently wrong sums), so readers check this hash
 instead. Files whose name starts with a dot are unfinished and ignored by every engine.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanalyze.rundir.schema import DICTIONARY, TABLES, Table
+from nanalyze.rundir.schema import DELTA, DICTIONARY, ROLLED_UP, TABLES, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +48,11 @@ class Shard:
         """First and last number that it stands for."""
         return self.sequence, max(self.last, self.sequence)
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Table and process whose numbers it has."""
+        return ROLLED_UP.get(self.table, self.table), self.process
+
 
 def parse(path: Path, table: str, process: str) -> Shard | None:
     """The shard at `path` by its name; None for a name that is no shard's."""
@@ -58,20 +64,21 @@ def parse(path: Path, table: str, process: str) -> Shard | None:
 
 
 def outermost(found: Iterable[Shard]) -> list[Shard]:
-    """The shards that no other one of the same table and process takes the place of, in the order given."""
+    """The shards that no other one of the same place takes the place of, in the order given."""
     found = list(found)
     by_place: dict[tuple[str, str], list[Shard]] = {}
     for shard in found:
-        by_place.setdefault((shard.table, shard.process), []).append(shard)
+        by_place.setdefault(shard.place, []).append(shard)
     replaced: set[Path] = set()
     for group in by_place.values():
-        widest: tuple[int, int] | None = None
-        # Wider ones first, so that what has been seen last reaches as far as anything before.
-        for shard in sorted(group, key=lambda shard: (shard.span[0], -shard.span[1])):
-            if widest is not None and shard.span != widest and shard.span[1] <= widest[1]:
+        widest: Shard | None = None
+        # Wider ones first, so that what has been seen last reaches as far as anything before; of equal ones
+        # those that were rolled up.
+        for shard in sorted(group, key=lambda shard: (shard.span[0], -shard.span[1], shard.table not in ROLLED_UP)):
+            if widest is None or shard.span[1] > widest.span[1]:
+                widest = shard
+            elif (shard.table, shard.span) != (widest.table, widest.span):
                 replaced.add(shard.path)
-            elif widest is None or shard.span[1] > widest[1]:
-                widest = shard.span
     return [shard for shard in found if shard.path not in replaced]
 
 
@@ -109,11 +116,15 @@ def encode(rows: pa.Table, table: Table) -> pa.Buffer:
 
 def parquet_options(table: Table, names: Sequence[str]) -> dict[str, Any]:
     """How `encode` writes the columns `names`, for pyarrow's writer."""
-    encodings = {c.name: c.encoding for c in table.columns if c.encoding != DICTIONARY}
+    declared = {leaf: c.encoding for c in table.columns for leaf in c.leaves}
+    # In a histogram the bins ascend, the launches repeat.
+    declared.update({leaf: DELTA for c in table.columns if c.type == "histogram" for leaf in c.leaves[:1]})
+    encodings = {leaf: encoding for leaf, encoding in declared.items() if encoding != DICTIONARY}
+    leaves = [leaf for name in names for leaf in (table.column(name).leaves if name in table.column_names else (name,))]
     return {
         "compression": "zstd",
         "compression_level": 1,
-        "use_dictionary": [name for name in names if name not in encodings],
+        "use_dictionary": [leaf for leaf in leaves if leaf not in encodings],
         "column_encoding": encodings or None,
         "write_page_checksum": True,
         "store_schema": True,

@@ -34,6 +34,7 @@ SAMPLES: dict[str, list[Any]] = {
     "float64": [0.0, -1.5e308, 5e-324, 3.25],
     "string": ["", HUGE_NAME, "κ", "a\nb\t'"],
     "bool": [True, False, False, True],
+    "histogram": [[], [{"bin": -1, "launches": 2**62}], [{"bin": 0, "launches": 1}, {"bin": 9, "launches": 2}], None],
 }
 
 
@@ -42,7 +43,7 @@ def rows_of(table: Table, with_nulls: bool = True, extra: tuple[str, ...] = ()) 
     arrow = table.arrow_schema(extra)
     data = {}
     for field in arrow:
-        values = list(SAMPLES["float64" if field.type == pa.float64() else str(field.type)])
+        values = list(SAMPLES["float64" if field.name in extra else table.column(field.name).type])
         data[field.name] = [*values, None if field.nullable and with_nulls else values[3]]
     return pa.table(data, schema=arrow)
 
@@ -128,11 +129,14 @@ def test_encode_of_no_rows_is_a_readable_file(table: Table) -> None:
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_columns_are_encoded_as_declared(table: Table) -> None:
     group = pq.read_metadata(pa.BufferReader(shards.encode(rows_of(table), table))).row_group(0)
-    for index, column in enumerate(table.columns):
+    leaves = [(column, leaf) for column in table.columns for leaf in column.leaves]
+    for index, (column, leaf) in enumerate(leaves):
         chunk = group.column(index)
-        assert chunk.path_in_schema == column.name
+        assert chunk.path_in_schema == leaf
         assert chunk.compression == "ZSTD"
-        if column.type != "bool":  # Parquet has one encoding for booleans
+        if leaf.endswith(".bin"):  # they ascend
+            assert DELTA in chunk.encodings
+        elif column.type != "bool":  # Parquet has one encoding for booleans
             assert column.encoding in chunk.encodings, column.name
 
 
@@ -338,7 +342,7 @@ def test_create_writes_what_read_returns(tmp_path: Path) -> None:
     content = runfile.create(run_dir, "recorder", {"flush_s": 5.0, "label": "größe"})
     assert runfile.read(run_dir) == content
     assert content["format"] == "nanalyze"
-    assert content["format_version"] == schema.FORMAT_VERSION
+    assert content["format_version"] == schema.RECORDED_VERSION
     assert content["source"] == "recorder"
     assert content["settings"] == {"flush_s": 5.0, "label": "größe"}
     assert re.fullmatch("[0-9a-f]{32}", content["run_id"])
@@ -453,13 +457,14 @@ def test_a_damaged_or_foreign_run_file_is_named_with_a_remedy(tmp_path: Path, da
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("version", [2, 0, None, "1", True, 1.0, [1]])
+@pytest.mark.parametrize("version", [schema.FORMAT_VERSION + 1, 0, None, "1", True, 1.0, [1]])
 def test_an_unknown_version_names_both_versions_and_the_remedy(tmp_path: Path, version: object) -> None:
     (tmp_path / "run.json").write_bytes(written(format_version=version))
     with pytest.raises(FormatVersionError) as raised:
         runfile.read(tmp_path)
     assert str(raised.value) == (
-        f"{tmp_path}/run.json: has format version {version!r}, this nanalyze reads version 1. "
+        f"{tmp_path}/run.json: has format version {version!r}, "
+        f"this nanalyze reads versions 1 to {schema.FORMAT_VERSION}. "
         "Upgrade nanalyze (pip install -U nanalyze), or record the run again."
     )
 

@@ -211,6 +211,8 @@ def _by_class(
 
 
 def _nothing(run: Run, range_name: str | None, skip: int) -> str:
+    if run.sql("SELECT count(*) AS n FROM _rolled_up")["n"][0]:
+        return f"{run.path}: its launches were rolled up, and comparing needs single ones. Use nanalyze trend."
     if range_name is None:
         return f"{run.path}: has no launch with a time of its own. Record it with the layer timeline."
     rows = run.sql(

@@ -1,5 +1,7 @@
 -- _class_totals: launches and time of each kernel class, and the device that launched it most.
 --
+-- Launches that were rolled up are in it.
+--
 -- Columns:
 --   kernel_class_id     BIGINT   -         Which kernel with which shape.
 --   launches            BIGINT   launches  All launches seen.
@@ -12,11 +14,17 @@
 WITH by_device AS (
     SELECT
         kernel_class_id, process, device_id,
-        count(*) AS launches,
-        count(duration_ns) AS timed,
-        count(graph_id) AS in_graphs,
-        sum(duration_ns) AS total_ns
-    FROM _launches
+        sum(launches) AS launches,
+        sum(launches_timed) AS launches_timed,
+        sum(launches_in_graphs) AS launches_in_graphs,
+        sum(total_ns) AS total_ns
+    FROM (
+        SELECT kernel_class_id, process, device_id, launches, launches_timed, launches_in_graphs, total_ns
+        FROM _class_devices
+        UNION ALL
+        SELECT kernel_class_id, process, device_id, launches, launches_timed, launches_in_graphs, total_ns
+        FROM _rolled_up
+    ) AS found
     WHERE kernel_class_id IS NOT NULL
     GROUP BY kernel_class_id, process, device_id
 ),
@@ -29,10 +37,10 @@ ranked AS (
 SELECT
     kernel_class_id,
     CAST(sum(launches) AS BIGINT) AS launches,
-    CAST(sum(launches - timed) AS BIGINT) AS launches_untimed,
-    CAST(sum(in_graphs) AS BIGINT) AS launches_in_graphs,
+    CAST(sum(launches - launches_timed) AS BIGINT) AS launches_untimed,
+    CAST(sum(launches_in_graphs) AS BIGINT) AS launches_in_graphs,
     TRY_CAST(sum(total_ns) AS BIGINT) AS total_ns,
-    CAST(sum(total_ns) AS DOUBLE) / NULLIF(sum(timed), 0) AS mean_ns,
+    CAST(sum(total_ns) AS DOUBLE) / NULLIF(sum(launches_timed), 0) AS mean_ns,
     max(CASE WHEN place = 1 THEN process END) AS process,
     max(CASE WHEN place = 1 THEN device_id END) AS device_id
 FROM ranked
