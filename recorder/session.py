@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nanalyze.recorder import ceilings, device, identity, nvtx, ranges
 from nanalyze.recorder import cupti as cu
-from nanalyze.recorder import device, identity, nvtx, ranges
 from nanalyze.recorder.coexistence import Coexistence
 from nanalyze.recorder.exact import Measurement
 from nanalyze.recorder.exact_layer import ExactLayer
@@ -331,7 +331,9 @@ class Recorder:
             self._said.add("devices")
             devices = self._devices or device.Devices()
             try:
-                self._writer.add_rows("devices", devices.describe())
+                described = devices.describe()
+                self._writer.add_rows("devices", described)
+                self._writer.add_rows("ceilings", ceilings.rows_of(described, ceilings.read(ceilings.cache_file())))
             except NanalyzeError as error:
                 self._complain(f"devices are not described: {error}", "device_state")
         if self._devices is not None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from nanalyze.analysis.report import figures, kernels, names, output, palette, values
+from nanalyze.analysis.report import figures, kernels, names, output, palette, roofline_plot, values
 
 FUNCTOR = (
     "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl<at::native::CUDAFunctor_add<float> >"
@@ -127,13 +127,13 @@ def test_bars_of_kernels_that_look_alike_name_their_shapes() -> None:
 # plots
 
 BARS = [figures.Bar("1. $x^2$ <b> \\frac{", 0.6, "memory", "1 s"), figures.Bar("2. tiny", 0.4, "compute")]
-LINE = figures.Roofline(
+LINE = roofline_plot.Roofline(
     "GPU",
     4e12,
-    (figures.Roof("fp32", 60e12), figures.Roof("fp64", 30e12)),
+    (roofline_plot.Roof("fp32", 60e12), roofline_plot.Roof("fp64", 30e12)),
     (
-        figures.Point(1, 1.0, 2e12, 0.5, "memory", "fp32", False),
-        figures.Point(2, 1.0, 8e12, 0.1, "compute", "fp64", True),
+        roofline_plot.Point(1, 1.0, 2e12, 0.5, "memory", "fp32", False),
+        roofline_plot.Point(2, 1.0, 8e12, 0.1, "compute", "fp64", True),
     ),
 )
 TIMELINE = figures.Timeline("GPU 0", [0.0, 1.0, 2.0], [1.0, 0.5], [0.0, 0.25], [0.5, 1.5], [1.9e9, 1.8e9])
@@ -164,7 +164,7 @@ def test_every_plot_in_every_look(theme: palette.Theme, narrow: bool) -> None:
     look = figures.Look(theme, narrow)
     for draw in (
         lambda k: figures.bars(BARS, k),
-        lambda k: figures.roofline([LINE], k),
+        lambda k: roofline_plot.roofline([LINE], k),
         lambda k: figures.utilisation([TIMELINE], k),
     ):
         pixels = _pixels(figures.render(draw, look))
@@ -175,18 +175,20 @@ def test_every_plot_in_every_look(theme: palette.Theme, narrow: bool) -> None:
 
 
 def test_a_point_above_its_roof_is_ringed() -> None:
-    plain = figures.Roofline(LINE.device, LINE.bytes_per_s, LINE.roofs, LINE.points[:1])
-    with_ring = figures.render(lambda look: figures.roofline([LINE], look), figures.Look())
-    without = figures.render(lambda look: figures.roofline([plain], look), figures.Look())
+    plain = roofline_plot.Roofline(LINE.device, LINE.bytes_per_s, LINE.roofs, LINE.points[:1])
+    with_ring = figures.render(lambda look: roofline_plot.roofline([LINE], look), figures.Look())
+    without = figures.render(lambda look: roofline_plot.roofline([plain], look), figures.Look())
     assert _shows(without, palette.VERMILLION) == 0
     assert _shows(with_ring, palette.VERMILLION) > 100
 
 
 def test_the_same_data_gives_the_same_bytes() -> None:
-    assert len({figures.render(lambda look: figures.roofline([LINE], look), figures.Look()) for _ in range(2)}) == 1
+    assert (
+        len({figures.render(lambda look: roofline_plot.roofline([LINE], look), figures.Look()) for _ in range(2)}) == 1
+    )
 
 
-@pytest.mark.parametrize("draw", [figures.bars, figures.ranked, figures.roofline, figures.utilisation])
+@pytest.mark.parametrize("draw", [figures.bars, figures.ranked, roofline_plot.roofline, figures.utilisation])
 def test_a_plot_of_nothing_says_so(draw: object) -> None:
     pixels = _pixels(figures.render(lambda look: draw([], look), figures.Look()))  # type: ignore[operator]
     assert pixels.shape[0] == figures.DPI
@@ -194,7 +196,9 @@ def test_a_plot_of_nothing_says_so(draw: object) -> None:
 
 
 def test_equal_roofs_share_a_line() -> None:
-    merged = figures._merged([figures.Roof("fp64", 30e12), figures.Roof("fp32", 60e12), figures.Roof("int", 60.5e12)])
+    merged = roofline_plot._merged(
+        [roofline_plot.Roof("fp64", 30e12), roofline_plot.Roof("fp32", 60e12), roofline_plot.Roof("int", 60.5e12)]
+    )
     assert [roof.label for roof in merged] == ["int, fp32", "fp64"]
 
 

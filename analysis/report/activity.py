@@ -88,7 +88,7 @@ def range_grid(ranges: Sequence[Row], total: int) -> Grid:
 
 def copy_grid(copies: Sequence[Row]) -> Grid:
     if not copies:
-        return Grid(notes=("No copy or memory set was recorded.",))
+        return Grid(notes=("No copy was recorded; memory sets are recorded only where that was asked for.",))
     heads = (Head("Kind", style=""), Head("From", style=""), Head("To", style=""), Head("Copies"), Head("Bytes"),
              Head("Mean size"), Head("Time"), Head("Rate"))  # fmt: skip
     body = [

@@ -17,6 +17,7 @@ from nanalyze.analysis.report import perturbation
 from nanalyze.analysis.report.cells import Row
 from nanalyze.analysis.report.cost import costs
 from nanalyze.analysis.report.kernels import TOP_KERNELS, by_bound, methods, shape_text, shares
+from nanalyze.analysis.report.names import cut
 from nanalyze.analysis.report.sections import distinct_devices
 from nanalyze.analysis.report.steps import MOST_STEPS
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 Step = Callable[[str], None]
 
 BUCKETS = 240
+LABEL_CHARACTERS = 60  # of a device's or a process' name: plots are labelled with it
 # Tables written as CSV, by file name, with the statement that gives them; the rest are collected anyway.
 PLAIN_TABLES = {
     "counters": "SELECT * FROM counters ORDER BY kernel_class_id, counter",
@@ -46,6 +48,7 @@ SHIPPED_TABLES = {
     "ranges": "ranges_summary",
     "copies": "copies_summary",
     "roofline": "roofline_points",
+    "ceilings": "roofline_ceilings",
     "losses": "losses",
     "ranks": "ranks",
     "throttling_summary": "report_throttling",
@@ -54,9 +57,6 @@ SHIPPED_TABLES = {
     "kernel_losses": "kernel_losses",
     "opportunities": "opportunities",
 }
-# These sort all launches in time, some 10 s and 2 GB for ten million: a report on more leaves them to whoever asks.
-SORTING = ("time_by_cause", "opportunities", "steps")
-MOST_SORTED = 20_000_000
 STEPS = 1 + len(PLAIN_TABLES) + len(SHIPPED_TABLES) + 3
 
 
@@ -84,7 +84,6 @@ class Data:
     costs: Sequence[Row]
     is_clock_read: bool
     windows: int
-    left_out: Sequence[str] = ()  # tables that are empty because the run is too large
 
     def rows(self, table: str) -> list[Row]:
         """All rows of one of `tables`; for those that stay small."""
@@ -94,24 +93,23 @@ class Data:
 
 def collect(run: Run, name: str, step: Step) -> Data:
     """Read everything; `step` is called with the name of each of the STEPS before it begins."""
-    step("verdicts")
+    step("launches")
+    busy = run.prepare(BUCKETS)
     verdicts = run.arrow("SELECT * FROM verdicts ORDER BY total_ns DESC NULLS LAST, kernel_class_id")
     tables = {"verdicts": verdicts}
-    launches = sum(verdicts.column("launches").to_pylist())
-    left_out = SORTING if launches > MOST_SORTED else ()
     for table, statement in PLAIN_TABLES.items():
         step(table)
         tables[table] = run.arrow(statement)
     for table, shipped in SHIPPED_TABLES.items():
         step(table)
-        tables[table] = _shipped(run, shipped, is_wanted=table not in left_out)
+        tables[table] = _shipped(run, shipped)
     step("steps")
     about = {"range_name": _step_name(tables["overhead"]), "rows": MOST_STEPS}
-    tables["steps"] = _shipped(run, "steps", is_wanted="steps" not in left_out, **about)
+    tables["steps"] = _shipped(run, "steps", **about)
     recording = _recording(run, tables)
     step("utilisation")
     span = _span(run)
-    pieces = _pieces(run, span)
+    pieces = _pieces(run, span, busy)
     step("summary")
     kernels = verdicts.slice(0, TOP_KERNELS).to_pylist()
     share_rows = shares(verdicts)
@@ -133,7 +131,6 @@ def collect(run: Run, name: str, step: Step) -> Data:
         costs=costs(*(tables[name].to_pylist() for name in ("overhead", "processes", "pauses"))),
         is_clock_read=_count(run, "SELECT count(*) FROM device_state") > 0,
         windows=_count(run, "SELECT COALESCE(max(window_number) + 1, 0) FROM attribution_windows"),
-        left_out=left_out,
     )
 
 
@@ -154,23 +151,25 @@ def _step_name(overhead: pa.Table) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def _shipped(run: Run, name: str, *, is_wanted: bool = True, **parameters: object) -> pa.Table:
-    """The result of a shipped query; only its columns unless it `is_wanted`."""
+def _shipped(run: Run, name: str, **parameters: object) -> pa.Table:
+    """The result of a shipped query."""
     shipped = queries.query(name)
-    sql = shipped.sql if is_wanted else f"SELECT * FROM ({shipped.sql}\n) WHERE false"
-    return run.arrow(sql, queries.bind(shipped, parameters) or None)
+    return run.arrow(shipped.sql, queries.bind(shipped, parameters) or None)
 
 
 def _span(run: Run) -> Row:
-    """First start and last end of kernels with times."""
-    statement = "SELECT min(start_ns) AS first_ns, max(end_ns) AS last_ns FROM kernels WHERE end_ns > start_ns"
+    """First start and last end of kernels that took any time."""
+    statement = "SELECT min(first_long_ns) AS first_ns, max(last_long_ns) AS last_ns FROM _class_devices"
     rows: list[Row] = run.arrow(statement).to_pylist()
     return rows[0]
 
 
-def _pieces(run: Run, span: Row) -> list[Row]:
-    """Per device and piece of the run's time: busy_ns, copy_ns, sm_clock_hz and the piece's ends."""
-    busy = _shipped(run, "timeline_utilisation", buckets=BUCKETS).to_pylist()
+def _pieces(run: Run, span: Row, known: pa.Table | None) -> list[Row]:
+    """Per device and piece of the run's time: busy_ns, copy_ns, sm_clock_hz and the piece's ends.
+
+    known: the rows of timeline_utilisation, if they are.
+    """
+    busy = (_shipped(run, "timeline_utilisation", buckets=BUCKETS) if known is None else known).to_pylist()
     if not busy or span["first_ns"] is None:
         return []
     width = busy[0]["end_ns"] - busy[0]["start_ns"]
@@ -218,9 +217,16 @@ def device_label(key: str, devices: Sequence[Row]) -> str:
     for device in devices:
         if key in (device["uuid"], f"{device['process']}/{device['device_id']}"):
             count = len(device["processes"])
-            who = device["processes"][0] if count == 1 else f"{count:,} processes"
-            return f"GPU {device['device_id']}: {device['name']} ({who})"
-    return key
+            who = cut(device["processes"][0], LABEL_CHARACTERS) if count == 1 else f"{count:,} processes"
+            return f"GPU {device['device_id']}: {cut(str(device['name']), LABEL_CHARACTERS)} ({who})"
+    return cut(key, LABEL_CHARACTERS)
+
+
+def labels(data: Data) -> dict[str, str]:
+    """What the page calls each device, by its key in the views."""
+    keys = {device["uuid"] or f"{device['process']}/{device['device_id']}" for device in data.devices}
+    keys |= {row["device"] for row in data.use} | {row["device"] for row in data.rows("time_by_cause")}
+    return {key: device_label(key, data.devices) for key in keys}
 
 
 def _shapes(run: Run, kernels: Sequence[Row]) -> dict[int, str]:
@@ -269,4 +275,13 @@ def _recording(run: Run, tables: Mapping[str, pa.Table]) -> Row:
         "records_lost": sum(lost) if lost else None,
         "losses": tables["losses"].num_rows,
         "damage": tables["damage"].num_rows,
+        **run.arrow(ROLLED_UP).to_pylist()[0],
     }
+
+
+ROLLED_UP = """
+SELECT
+    COALESCE(sum(launches), 0) AS rolled_up_launches, min(first_ns) AS rolled_up_first_ns,
+    max(last_ns) AS rolled_up_last_ns
+FROM _rolled_up
+"""

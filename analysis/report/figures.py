@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from nanalyze.analysis.report import palette, values
 from nanalyze.analysis.report.names import ascii_only, cut
@@ -31,7 +31,6 @@ DPI = 150
 # Characters of 8-point text that fit beside the margins.
 WIDE_CHARACTERS, NARROW_CHARACTERS = 100, 46
 MOST_PANELS = 8
-MOST_ROOFS = 6
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Look:
 class Bar:
     """One bar: what it is called, its share of kernel time (0 to 1), its verdict, a remark.
 
-    `short` is what it is called where there is less room.
+    `short` is what it is called where there is less room, `rank` the place of a kernel among all.
     """
 
     label: str
@@ -58,37 +57,7 @@ class Bar:
     bound: str
     remark: str = ""
     short: str = ""
-
-
-@dataclass(frozen=True)
-class Roof:
-    """A pipe's peak in FLOP/s."""
-
-    label: str
-    flops_per_s: float
-
-
-@dataclass(frozen=True)
-class Point:
-    """A kernel class on the roofline; `roof` is the label of its own roof."""
-
-    rank: int
-    intensity: float
-    flops_per_s: float
-    share: float
-    bound: str
-    roof: str
-    above: bool
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """One kind of device: its DRAM peak in bytes/s, the roofs its kernels used, the kernels."""
-
-    device: str
-    bytes_per_s: float | None
-    roofs: tuple[Roof, ...]
-    points: tuple[Point, ...]
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -119,15 +88,28 @@ def render(draw: Callable[[Look], Figure], look: Look, dpi: int = DPI) -> bytes:
     return sink.getvalue()
 
 
+def render_svg(draw: Callable[[Look], Figure], look: Look, salt: str) -> bytes:
+    """The figure that `draw` makes, as SVG with text as text; deterministic, with ids that depend on `salt`."""
+    settings = {**_settings(look), "svg.fonttype": "none", "svg.hashsalt": salt}
+    with style.context("default"), matplotlib.rc_context(settings):
+        figure = draw(look)
+        sink = io.BytesIO()
+        figure.savefig(sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return sink.getvalue()
+
+
 def bars(rows: Sequence[Bar], look: Look) -> Figure:
     """Horizontal bars of shares of kernel time, each with its label above it."""
     figure, axes = _single(look, 0.55 + (0.44 if look.narrow else 0.42) * max(len(rows), 1))
     if not rows:
-        return _empty(figure, axes, "No kernel time was recorded.")
+        return empty(figure, axes, "No kernel time was recorded.")
     positions = np.arange(len(rows))
     colours = [palette.bound_colour(row.bound) for row in rows]
     shares = [100 * row.share for row in rows]
-    axes.barh(positions, shares, height=0.42, color=colours, edgecolor=look.theme.ink, linewidth=0.4)
+    drawn = axes.barh(positions, shares, height=0.42, color=colours, edgecolor=look.theme.ink, linewidth=0.4)
+    for row, patch_of_row in zip(rows, drawn, strict=True):
+        if row.rank is not None:
+            patch_of_row.set_gid(f"kernel-{row.rank}")
     top = max(max(shares) * (1.25 if look.narrow else 1.45), 1e-9)
     for position, row in zip(positions, rows, strict=True):
         _bar_texts(axes, float(position), row, top, look)
@@ -150,25 +132,12 @@ def ranked(rows: Sequence[Bar], look: Look) -> Figure:
         height = figure.get_figheight() + (0.55 if look.narrow else 0.35)
         figure.set_figheight(height)
         figure.legend(
-            handles=[_patch(bound, look) for bound in present],
+            handles=[patch(bound, look) for bound in present],
             loc="outside upper left",
             ncols=3 if look.narrow else len(present),
             handlelength=1.1,
             columnspacing=1.0,
         )
-    return figure
-
-
-def roofline(lines: Sequence[Roofline], look: Look) -> Figure:
-    """Log-log: FLOP/s over FLOP per DRAM byte, a panel for each kind of device."""
-    panels = [line for line in lines if line.points or line.roofs]
-    height = 3.6 if look.narrow else 4.6
-    figure = Figure(figsize=(look.width, height * max(len(panels), 1)), layout="constrained")
-    if not panels:
-        return _empty(figure, figure.add_subplot(), "No kernel has both FLOPs and DRAM bytes counted.")
-    for index, line in enumerate(panels):
-        axes = figure.add_subplot(len(panels), 1, index + 1)
-        _roofline_panel(axes, line, look)
     return figure
 
 
@@ -178,7 +147,7 @@ def utilisation(timelines: Sequence[Timeline], look: Look) -> Figure:
     height = (1.9 if look.narrow else 2.0) * max(len(shown), 1) + 0.5
     figure = Figure(figsize=(look.width, height), layout="constrained")
     if not shown:
-        return _empty(figure, figure.add_subplot(), "No kernel launch with times was recorded.")
+        return empty(figure, figure.add_subplot(), "No kernel launch with times was recorded.")
     scale, unit = _time_unit(max(max(line.seconds, default=0.0) for line in shown))
     clocked = any(len(line.clock_seconds) for line in shown)
     for index, line in enumerate(shown):
@@ -226,7 +195,7 @@ def _single(look: Look, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _empty(figure: Figure, axes: Axes, message: str) -> Figure:
+def empty(figure: Figure, axes: Axes, message: str) -> Figure:
     """A plot with nothing to plot says so, rather than showing bare axes."""
     figure.set_figheight(1.0)
     axes.set_axis_off()
@@ -234,7 +203,7 @@ def _empty(figure: Figure, axes: Axes, message: str) -> Figure:
     return figure
 
 
-def _patch(bound: str, look: Look) -> Patch:
+def patch(bound: str, look: Look) -> Patch:
     return Patch(facecolor=palette.bound_colour(bound), edgecolor=look.theme.ink, linewidth=0.4, label=bound)
 
 
@@ -243,149 +212,10 @@ def _bar_texts(axes: Axes, position: float, row: Bar, top: float, look: Look) ->
     label = cut(ascii_only(label), NARROW_CHARACTERS if look.narrow else WIDE_CHARACTERS)
     axes.text(top * 0.004, position - 0.27, label, va="bottom", ha="left", fontsize=8, in_layout=False)
     figure = values.share(row.share).replace(values.THIN, " ")
-    note = figure if look.narrow or not row.remark else f"{figure}  {row.remark.replace(values.THIN, ' ')}"
+    note = figure if look.narrow or not row.remark else f"{figure}, {row.remark.replace(values.THIN, ' ')}"
     axes.text(
         100 * row.share + top * 0.01, position, note, va="center", fontsize=8, color=look.theme.muted, in_layout=False
     )
-
-
-def _roofline_panel(axes: Axes, line: Roofline, look: Look) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    x_low, x_high, y_low, y_high = _limits(line)
-    axes.set_xlim(x_low, x_high)
-    axes.set_ylim(y_low, y_high)
-    if line.bytes_per_s:
-        _draw_roofs(axes, line, look, x_low, x_high)
-    markers = _markers(line)
-    for label, marker in markers.items():
-        _draw_points(axes, [point for point in line.points if point.roof == label], marker, look)
-    _label_points(axes, line.points, look)
-    axes.set_title(ascii_only(line.device))
-    axes.set_xlabel(f"arithmetic intensity ({_operations(line)} per DRAM byte)")
-    axes.set_ylabel(f"{_operations(line)}/s")
-    axes.xaxis.set_major_locator(LogLocator(numticks=7 if look.narrow else 10))
-    axes.yaxis.set_major_locator(LogLocator(numticks=8))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 999 else _tick(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.grid(color=look.theme.line, linewidth=0.5)
-    _roofline_legend(axes, line, markers, look)
-
-
-def _limits(line: Roofline) -> tuple[float, float, float, float]:
-    """Axis limits: whole decades around the points and the ridge points."""
-    xs = [point.intensity for point in line.points]
-    ys = [point.flops_per_s for point in line.points] + [roof.flops_per_s for roof in line.roofs]
-    if line.bytes_per_s:
-        xs += [roof.flops_per_s / line.bytes_per_s for roof in line.roofs]
-    x_low, x_high = min(xs, default=0.1), max(xs, default=100.0)
-    y_low, y_high = min(ys, default=1e9), max(ys, default=1e13)
-    return x_low / 3, x_high * 6, y_low / 3, y_high * 2.5
-
-
-def _draw_roofs(axes: Axes, line: Roofline, look: Look, x_low: float, x_high: float) -> None:
-    """The DRAM slope up to the highest ridge, each pipe's flat roof from its own ridge point on."""
-    assert line.bytes_per_s is not None
-    highest = max((roof.flops_per_s for roof in line.roofs), default=line.bytes_per_s * x_high)
-    end = highest / line.bytes_per_s
-    axes.plot([x_low, end], [x_low * line.bytes_per_s, highest], color=look.theme.ink, linewidth=1.2)
-    above = float("inf")
-    for roof in _merged(line.roofs)[:MOST_ROOFS]:
-        ridge = roof.flops_per_s / line.bytes_per_s
-        axes.plot([ridge, x_high], [roof.flops_per_s] * 2, color=look.theme.ink, linewidth=1.2)
-        axes.plot([ridge], [roof.flops_per_s], marker="D", color=look.theme.ink, markersize=4, linestyle="none")
-        crowded = above / roof.flops_per_s < 3  # the label above the line would cross the next roof
-        axes.annotate(
-            f"{ascii_only(roof.label)} {_compact(roof.flops_per_s)}{_operations(line)}/s", (x_high, roof.flops_per_s),
-            xytext=(-3, -2 if crowded else 2), textcoords="offset points", ha="right",
-            va="top" if crowded else "bottom", fontsize=7.5,
-        )  # fmt: skip
-        above = roof.flops_per_s
-    _slope_label(axes, line.bytes_per_s, x_low, end)
-
-
-def _merged(roofs: Sequence[Roof]) -> list[Roof]:
-    """Roofs from the highest down; those within 3 % of each other become one with both names."""
-    merged: list[Roof] = []
-    for roof in sorted(roofs, key=lambda r: (-r.flops_per_s, r.label)):
-        if merged and merged[-1].flops_per_s < 1.03 * roof.flops_per_s:
-            merged[-1] = Roof(f"{merged[-1].label}, {roof.label}", merged[-1].flops_per_s)
-        else:
-            merged.append(roof)
-    return merged
-
-
-def _slope_label(axes: Axes, bytes_per_s: float, x_low: float, ridge: float) -> None:
-    """The DRAM peak, left of the slope near its middle: no kernel can be there."""
-    middle = x_low**0.4 * ridge**0.6
-    axes.annotate(
-        f"DRAM {_compact(bytes_per_s)}B/s", (middle, middle * bytes_per_s), xytext=(-5, 3), textcoords="offset points",
-        ha="right", va="bottom", fontsize=7.5,
-    )  # fmt: skip
-
-
-def _operations(line: Roofline) -> str:
-    """What is counted: integer operations are none in floating point."""
-    return "OP" if any("INT" in roof.label for roof in line.roofs) else "FLOP"
-
-
-def _markers(line: Roofline) -> dict[str, str]:
-    labels = sorted({point.roof for point in line.points})
-    return {label: palette.PIPE_MARKERS[i % len(palette.PIPE_MARKERS)] for i, label in enumerate(labels)}
-
-
-def _draw_points(axes: Axes, points: Sequence[Point], marker: str, look: Look) -> None:
-    """Points of one pipe, small ones on top; those above their roof get a ring."""
-    ordered = sorted(points, key=lambda point: -point.share)
-    xs, ys, sizes = _coordinates(ordered)
-    colours = [palette.bound_colour(point.bound) for point in ordered]
-    axes.scatter(
-        xs, ys, s=sizes, marker=marker, c=colours, edgecolors=look.theme.ink, linewidths=0.5, alpha=0.9, zorder=3
-    )
-    xs, ys, sizes = _coordinates([point for point in ordered if point.above])
-    axes.scatter(
-        xs, ys, s=[3 * size + 60 for size in sizes], marker="o", facecolors="none", edgecolors=palette.VERMILLION,
-        linewidths=1.3, linestyles="--", zorder=4,
-    )  # fmt: skip
-
-
-def _coordinates(points: Sequence[Point]) -> tuple[list[float], list[float], list[float]]:
-    sizes = [18 + 260 * min(max(point.share, 0.0), 1.0) for point in points]
-    return [point.intensity for point in points], [point.flops_per_s for point in points], sizes
-
-
-def _label_points(axes: Axes, points: Sequence[Point], look: Look) -> None:
-    """The rank beside the largest points, as in the table of kernels; skipped where two would overlap."""
-    placed: list[tuple[float, float]] = []
-    for point in sorted(points, key=lambda p: p.rank):
-        spot = (float(np.log10(point.intensity)), float(np.log10(point.flops_per_s)))
-        near = any(abs(spot[0] - x) < 0.12 and abs(spot[1] - y) < 0.12 for x, y in placed)
-        if len(placed) >= 12 or near:
-            continue
-        placed.append(spot)
-        mark = f"{point.rank}{values.OVER_MARK if point.above else ''}"
-        axes.annotate(
-            mark, (point.intensity, point.flops_per_s), xytext=(6, -9), textcoords="offset points", fontsize=7.5,
-            color=look.theme.ink, zorder=5,
-        )  # fmt: skip
-
-
-def _roofline_legend(axes: Axes, line: Roofline, markers: dict[str, str], look: Look) -> None:
-    handles: list[Any] = [_patch(bound, look) for bound in palette.BOUNDS if any(p.bound == bound for p in line.points)]
-    handles += [
-        Line2D([], [], marker=marker, linestyle="none", color=look.theme.muted, markersize=5, label=ascii_only(label))
-        for label, marker in markers.items()
-    ]
-    if any(point.above for point in line.points):
-        ring = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "markeredgecolor": palette.VERMILLION}
-        handles.append(Line2D([], [], linestyle="none", label="above its roof", **ring))  # type: ignore[arg-type]
-    if handles:
-        axes.legend(
-            handles=handles, loc="upper center", bbox_to_anchor=(0.45, -0.17 if not look.narrow else -0.2),
-            ncols=3 if look.narrow else 6, handlelength=1.1, columnspacing=1.0,
-        )  # fmt: skip
 
 
 def _timeline_panel(axes: Axes, line: Timeline, scale: float, look: Look) -> None:
@@ -454,14 +284,3 @@ def _time_unit(seconds: float) -> tuple[float, str]:
         if seconds < limit:
             return scale, unit
     return 3600.0, "h"
-
-
-def _compact(value: float) -> str:
-    """`1.2T` for 1.2e12, with a blank before the prefix: for axis labels."""
-    return values.scaled(value, "").replace(values.THIN, " ") if value > 0 else "0"
-
-
-def _tick(value: float) -> str:
-    """`10 T` for 1e13: for the ticks of a logarithmic axis."""
-    text, _, prefix = _compact(value).partition(" ")
-    return f"{float(text.replace(',', '')):g} {prefix}".rstrip()

@@ -82,6 +82,13 @@ def caveats(totals: Row, recording: Row) -> list[str]:
             f"{_plural(recording['damage'], 'file or folder is', 'files or folders are')} missing or damaged: what "
             "looks like idle time may be lost data, and sums may be too low."
         )
+    if recording["rolled_up_launches"]:
+        lines.append(
+            f"{_plural(int(recording['rolled_up_launches']), 'launch', 'launches')} from "
+            f"{values.instant(recording['rolled_up_first_ns'])} to {values.instant(recording['rolled_up_last_ns'])} "
+            "were rolled up: they count in the sums, shares and verdicts of kernels, but no gap, step, range or "
+            "timeline knows of them."
+        )
     if totals["launches_untimed"]:
         lines.append(
             f"{_plural(totals['launches_untimed'], 'launch has', 'launches have')} no known duration and count in "

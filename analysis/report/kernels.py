@@ -134,7 +134,7 @@ def kernel_bars(rows: Sequence[Row], shapes: dict[int, str]) -> list[Bar]:
     wide = distinct(names, [f"[{shapes.get(row['kernel_class_id'], '')}]" for row in timed])
     narrow = [shorten(row["kernel"], NARROW_PLOT_CHARACTERS) for row in timed]
     return [
-        Bar(f"{i + 1}. {wide[i]}", row["share"], row["bound"], _time_and_launches(row), f"{i + 1}. {narrow[i]}")
+        Bar(f"{i + 1}. {wide[i]}", row["share"], row["bound"], _time_and_launches(row), f"{i + 1}. {narrow[i]}", i + 1)
         for i, row in enumerate(timed)
     ]
 

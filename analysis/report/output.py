@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nanalyze.rundir.errors import NanalyzeError
@@ -71,6 +71,30 @@ def writing(target: Path) -> Iterator[Path]:
         raise _cannot_write(target, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_file(path: Path, *, force: bool) -> None:
+    """Refuse `path` as the file of a document if it exists, unless `force`. Raises ReportError."""
+    if path.is_dir():
+        raise ReportError(f"{path}: is a directory. Name a file with -o.")
+    if path.exists() and not force:
+        raise ReportError(f"{path}: exists. Choose another file with -o, or pass --force to replace it.")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, whole or not at all. Raises ReportError."""
+    draft = path.absolute().with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(data)
+        os.replace(draft, path)
+    except OSError as error:
+        raise ReportError(
+            f"{path}: cannot be written: {error.strerror or error}. Name another file with -o."
+        ) from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def _publish(draft: Path, target: Path) -> None:

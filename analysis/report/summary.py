@@ -15,6 +15,7 @@ from nanalyze.analysis.jsonable import finite
 from nanalyze.analysis.report import values
 from nanalyze.analysis.report.cells import Row
 from nanalyze.analysis.report.collect import Data
+from nanalyze.analysis.report.content import headline_of
 from nanalyze.analysis.report.kernels import rest
 from nanalyze.analysis.report.sampling import against_exact
 from nanalyze.analysis.report.steps import summaries
@@ -22,11 +23,16 @@ from nanalyze.analysis.report.steps import summaries
 SUMMARY_VERSION = 1
 MOST_DRIFTS = 200
 MOST_LOSSES = 50
+MOST_POINTS = 50
 
 # Evidence of a kernel that is copied from `verdicts` as it stands.
 KERNEL_KEYS = (
     "kernel", "bound", "level_or_pipe", "reason", "launches", "total_ns", "mean_ns", "share", "compute_pct",
     "memory_pct", "occupancy_pct", "method", "launches_measured", "over_peak",
+)  # fmt: skip
+ROOFLINE_KEYS = (
+    "pipe", "operations", "intensity", "l2_intensity", "l1_intensity", "operations_per_s", "roof", "roof_per_s",
+    "roof_share", "nearest", "nearest_share", "clock_method",
 )  # fmt: skip
 DEVICE_KEYS = ("uuid", "name", "chip", "sm_count", "sm_clock_max_hz", "dram_peak_bytes_per_s", "peaks_source")
 COST_KEYS = ("process", "range_name", "pauses", "pairs", "steps_on", "steps_off", "mean_on_ns", "mean_off_ns",
@@ -35,6 +41,25 @@ COST_KEYS = ("process", "range_name", "pauses", "pairs", "steps_on", "steps_off"
 RECORDING_KEYS = ("cpu_ns", "exact_launches", "exact_ns", "exact_passes", "records_lost", "losses", "damage")
 TOTAL_KEYS = ("launches", "launches_untimed", "launches_in_graphs", "launches_measured", "kernel_classes",
               "classes_with_counters", "kernel_ns", "active_ns", "recorded_ns")  # fmt: skip
+
+
+def identity(runs: Sequence[Row]) -> str:
+    """What marks a report as that of these runs (their run.json): the run's id, or those of several in their order."""
+    return "+".join(str(run.get("run_id")) for run in runs)
+
+
+def of_runs(datas: Sequence[Data], version: str, files: Sequence[str]) -> dict[str, Any]:
+    """The summary of one run, or of several: `runs` then holds theirs."""
+    if len(datas) == 1:
+        return summary(datas[0], headline_of(datas[0]), version, files)
+    return {
+        "summary_version": SUMMARY_VERSION,
+        "nanalyze_version": version,
+        "run": {"run_id": identity([data.run for data in datas]), "name": f"{len(datas)} runs", "source": None,
+                "created": None},
+        "runs": [summary(data, headline_of(data), version, []) for data in datas],
+        "files": sorted(files),
+    }  # fmt: skip
 
 
 def summary(data: Data, headline: Sequence[str], version: str, files: Sequence[str]) -> dict[str, Any]:
@@ -76,6 +101,8 @@ def summary(data: Data, headline: Sequence[str], version: str, files: Sequence[s
         },
         "costs": [_pick(row, COST_KEYS) for row in data.costs],
         "copies": data.rows("copies"),
+        "roofline": [_roofline(row) for row in data.rows("roofline")[:MOST_POINTS]],
+        "ceilings": data.rows("ceilings"),
         "devices": [{**_pick(row, DEVICE_KEYS), "processes": row["processes"]} for row in data.devices],
         "processes": [_process(row) for row in data.rows("processes")],
         "recording": _pick(data.recording, RECORDING_KEYS),
@@ -93,6 +120,10 @@ def encode(content: dict[str, Any]) -> str:
 def _kernel(row: Row, data: Data) -> dict[str, Any]:
     class_id = row["kernel_class_id"]
     return {"kernel_class_id": str(class_id), **_pick(row, KERNEL_KEYS), "shape": data.shapes.get(class_id)}
+
+
+def _roofline(row: Row) -> dict[str, Any]:
+    return {"kernel_class_id": str(row["kernel_class_id"]), **_pick(row, ROOFLINE_KEYS)}
 
 
 def _with_id(row: Row) -> dict[str, Any]:

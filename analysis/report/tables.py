@@ -9,6 +9,7 @@ written by whoever wrote the kernel. No other text and no number is altered.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,8 +18,8 @@ from pyarrow import csv
 FORMULA = r"^[=+\-@\t\r]"
 
 
-def write_csv(path: Path, table: pa.Table) -> None:
-    """Write `table` to `path`; raises OSError where that is not possible."""
+def write_csv(path: Path | IO[bytes], table: pa.Table) -> None:
+    """Write `table` to `path`, or to an open file; raises OSError where that is not possible."""
     columns = [_safe(table.column(name)) for name in table.column_names]
     safe = pa.table(dict(zip(table.column_names, columns, strict=True)))
     csv.write_csv(safe, path, csv.WriteOptions(include_header=True, quoting_style="needed"))

@@ -55,7 +55,9 @@ def test_launches_outside_of_pauses_are_all_recorded(tmp_path: Path) -> None:
                 time.sleep(0.002)
     assert int(x[0]) == len(launched)
     pauses = pauses_of(tmp_path / "run")
-    kernels = sorted(row["start_ns"] for row in read_table(tmp_path / "run", "kernels"))  # microseconds after its launch
+    kernels = sorted(
+        row["start_ns"] for row in read_table(tmp_path / "run", "kernels")
+    )  # microseconds after its launch
     outside = [at for at in launched if distance_ns(at, pauses) > SETTLED_NS]
     inside = [at for at in launched if distance_ns(at, pauses) < -5_000_000]
     assert len(inside) > 100
