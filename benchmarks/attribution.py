@@ -51,8 +51,8 @@ USES_PCT = 5.0  # a kernel whose exact percentage is below does not use the pipe
 # others depends on what ran before them, and is not the same under a profiler that serialises and restores.
 UNDISTURBED = 2.0
 CACHED = ("dram_read_bytes", "dram_write_bytes")
-# A percentage of elapsed time is diluted where the profiler's span of a launch is longer than the launch: it holds up to
-# 2 us before and after. So exact ones are taken of the launch's own length, which says the same in cycles.
+# A percentage of elapsed time is diluted where the profiler's span of a launch is longer than the launch: it holds up
+# to 2 us before and after. So exact ones are taken of the launch's own length, which says the same in cycles.
 OF_ELAPSED = ("sm_active_pct", "pipe_tensor_pct")
 DIFFER = 1.3  # launches of a class whose durations differ by more (tenth to ninetieth percentile) do different work
 
@@ -267,7 +267,7 @@ def recorded(out: Path, seconds: float | None, names: list[str]) -> list[Row]:
 
 
 def _record(folder: Path, name: str, seconds: float) -> None:
-    """The samples may take all the CPU time they need: what is judged is the estimate, from so many seconds of samples."""
+    """The samples may take all the CPU time they need: it is the estimate from so many seconds that is judged."""
     import torch
 
     from nanalyze import recorder

@@ -27,6 +27,7 @@ VIEWS = (
     "counter_metrics",
     "processes",
     "devices",
+    "ceilings",
     "kernel_classes",
     "copies",
     "ranges",
@@ -35,6 +36,9 @@ VIEWS = (
     "device_state",
     "pauses",
     "events",
+    "kernel_minutes",
+    "_kernel_histograms",
+    "_rolled_up",
     "_pause_spans",
     "overhead",
     "_device_readings",
@@ -42,10 +46,18 @@ VIEWS = (
     "_range_segments",
     "_exact_durations",
     "_launches",
+    "_communicating",
+    "_class_devices",
+    "_launch_cuts",
+    "_launch_segments",
     "_activities",
     "_device_kernels",
     "kernels",
+    "_device_numbers",
+    "_device_unknown",
+    "_device_instants",
     "_device_time",
+    "_kernel_pairs",
     "perturbation",
     "attribution",
     "attribution_windows",
@@ -220,11 +232,11 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
 
 @cache
 def users_of(relations: tuple[str, ...]) -> frozenset[str]:
-    """Views that read any of `relations` of schema `raw`, directly or through others."""
+    """Views that are any of `relations` or read them, from schema `raw` or through others."""
     found: set[str] = set()
     for name in VIEWS:
         words = _words(view(name).sql)
-        if any(f"raw.{relation}" in words for relation in relations) or words & found:
+        if name in relations or any(f"raw.{relation}" in words for relation in relations) or words & found:
             found.add(name)
     return frozenset(found)
 

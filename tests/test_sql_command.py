@@ -394,7 +394,7 @@ def test_text_and_null_are_values_of_a_parameter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--query", "topkernels"], "topkernels: no such query. Nearest: top_kernels."),
+        (["--query", "topkernels"], "topkernels: no such query. Nearest: top_kernels, trend_kernels."),
         (["--query", "zzz"], f"zzz: no such query. Shipped are {', '.join(queries.query_names())}."),
         (["--query", "top_kernels", "--set", "row=1"], "top_kernels: no parameter 'row'. It takes rows."),
         (["--query", "losses", "--set", "a=1"], "losses: no parameter 'a'. It takes none."),
