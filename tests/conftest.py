@@ -53,9 +53,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end what tests start: a shell makes its background jobs ignore it, and their children inherit that."""
+    """Let signals end what tests start: a shell makes its background jobs ignore Ctrl-C, nohup hang-ups, for good."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
