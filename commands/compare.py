@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from nanalyze.commands import _output
-from nanalyze.commands._open import open_run
+from nanalyze.commands._open import RunDirectory, check_engine, engine_options, open_run
 from nanalyze.rundir.errors import NanalyzeError
 
 if TYPE_CHECKING:
@@ -24,12 +25,12 @@ SHOWN_KERNELS = 20
 
 
 @click.command("compare")
-@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
+@click.argument("runs", nargs=-1, type=RunDirectory(), metavar="[RUN]...")
 @click.option(
     "--a",
     "side_a",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=RunDirectory(),
     metavar="RUN",
     help="A run of side A; may be repeated.",
 )
@@ -37,7 +38,7 @@ SHOWN_KERNELS = 20
     "--b",
     "side_b",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=RunDirectory(),
     metavar="RUN",
     help="A run of side B; may be repeated.",
 )
@@ -91,6 +92,7 @@ SHOWN_KERNELS = 20
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw where the difference comes from, as PNG."
 )
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@engine_options
 def compare(
     runs: tuple[Path, ...],
     side_a: tuple[Path, ...],
@@ -109,6 +111,8 @@ def compare(
     junit: Path | None,
     plot: Path | None,
     force: bool,
+    engine: str,
+    master: str | None,
 ) -> None:
     """Say what differs between two runs, or two ranges of a run, and how sure that is.
 
@@ -126,6 +130,7 @@ def compare(
       nanalyze compare main --save-baseline main.parquet
       nanalyze compare main.parquet branch --fail-if "step_ns>+2%" --junit gates.xml
     """
+    check_engine(engine, master)
     a, b = _sides(runs, side_a, side_b, ranges, save_baseline)
     from nanalyze.analysis import compare as comparisons
     from nanalyze.analysis.compare import baseline
@@ -135,7 +140,7 @@ def compare(
         gate_module.parse(text)  # before minutes of reading
     _refuse_existing([f for f in (save_baseline, json_file, markdown, junit, plot) if f is not None], force)
     names = _names(ranges)
-    found_a, found_b = _samples(a, b, names, step, skip, within)
+    found_a, found_b = _samples(a, b, names, step, skip, within, partial(open_run, engine=engine, master=master))
     if save_baseline is not None:
         baseline.save(save_baseline, found_a, force=force)
         click.echo(f"Baseline: {save_baseline} ({save_baseline.stat().st_size:,} bytes)", err=not b)
@@ -193,16 +198,17 @@ def _samples(
     step: str | None,
     skip: int,
     within: str | None,
+    opener: Callable[[Path], na.Run],
 ) -> tuple[list[Sample], list[Sample]]:
     from nanalyze.analysis import compare as comparisons
     from nanalyze.analysis.compare import sample
 
     with ExitStack() as stack:
         if names is not None:
-            run = stack.enter_context(open_run(a[0]))
+            run = stack.enter_context(opener(a[0]))
             one, other = (sample.read(run, name, skip=skip, label=name, within=within) for name in names)
             return [one], [other]
-        opened = {path: stack.enter_context(open_run(path)) for path in (*a, *b) if not path.is_file()}
+        opened = {path: stack.enter_context(opener(path)) for path in (*a, *b) if not path.is_file()}
         saved = {path: comparisons.load(path, step) for path in (*a, *b) if path.is_file()}
         if step is None:
             step = _step(saved, list(opened.values()))

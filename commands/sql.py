@@ -10,7 +10,7 @@ import click
 
 from nanalyze.commands import _answer, _describe, _output, _shell
 from nanalyze.commands._answer import Question
-from nanalyze.commands._open import open_run
+from nanalyze.commands._open import RunDirectory, check_engine, engine_options, open_run
 from nanalyze.rundir.errors import QueryError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _list_queries(context: click.Context, parameter: click.Parameter, given: boo
 
 
 @click.command("sql")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=RunDirectory())
 @click.argument("query", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the query from this file.")
 @click.option("--query", "shipped", metavar="NAME", help="Run this shipped query.")
@@ -62,6 +62,7 @@ def _list_queries(context: click.Context, parameter: click.Parameter, given: boo
     help="Write an SQL script that makes the run's views in any DuckDB, `-` to standard output, and exit.",
 )
 @click.option("--relative", is_flag=True, help="With --emit-views: paths relative to the script's folder.")
+@engine_options
 def sql(
     run_dir: Path,
     query: str | None,
@@ -75,6 +76,8 @@ def sql(
     allow_external: bool,
     emit_views: Path | None,
     relative: bool,
+    engine: str,
+    master: str | None,
 ) -> None:
     """Run QUERY, one SELECT, on the run in RUN_DIR.
 
@@ -89,7 +92,11 @@ def sql(
       nanalyze sql run_dir -f query.sql --format parquet -o result.parquet
       nanalyze sql run_dir --query top_kernels --set rows=5
       nanalyze sql run_dir --emit-views views.sql
+      nanalyze sql s3://bucket/run --query top_kernels --engine spark --master spark://head:7077
     """
+    check_engine(engine, master)
+    if master is not None and (emit_views is not None or allow_external):
+        raise click.UsageError("--emit-views and --allow-external are DuckDB's: leave out --engine.")
     _check(query, file, shipped, assignments, emit_views, relative)
     if format_ == "parquet" and output is None and sys.stdout.isatty():
         raise click.UsageError("Parquet is not for terminals: give -o FILE.")
@@ -101,7 +108,7 @@ def sql(
     text = None if question is not None else _query_text(query, file)
     if question is None and text is None and (output is not None or format_ not in _shell.MODES):
         raise click.UsageError("Give a query for --output; at the prompt `.save FILE` writes the last result.")
-    with open_run(run_dir, allow_external=allow_external) as run:
+    with open_run(run_dir, allow_external=allow_external, engine=engine, master=master) as run:
         if question is None and text is None:
             _shell.Shell(run, max_rows, format_).loop()
             return

@@ -154,6 +154,8 @@ SIGNED = {
     "median_wait_us",
     "difference_pct",
     "slowdown_pct",
+    "low_pct",
+    "high_pct",
 }
 # May exceed 100: a count that is wrong, which is what the column is to show.
 UNBOUNDED = {"of_roof_pct", "plus_minus_pct"}
