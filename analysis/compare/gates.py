@@ -205,15 +205,21 @@ def _outcome(test: _Test, confidence: float) -> Outcome:
     if low is None or high is None:
         reason = "no interval: too few repetitions or launches counted"
         return Outcome(gate, UNMEASURED, test.subject, value, None, None, reason)
+    return by_interval(gate, test.subject, (value, low, high), "repetitions")
+
+
+def by_interval(gate: Gate, subject: str, found: tuple[float, float, float], units: str) -> Outcome:
+    """The outcome for `found`, a value and the ends of its interval; more `units` would narrow that."""
+    value, low, high = found
     beyond = low > gate.threshold if gate.operator == ">" else high < gate.threshold
     near = high <= gate.threshold if gate.operator == ">" else low >= gate.threshold
     status = FAILED if beyond else PASSED if near else UNDECIDED
     reason = {
         FAILED: "the whole interval lies beyond the threshold",
         PASSED: "the whole interval keeps to the threshold",
-        UNDECIDED: "the interval holds the threshold: more repetitions would tell",
+        UNDECIDED: f"the interval holds the threshold: more {units} would tell",
     }[status]
-    return Outcome(gate, status, test.subject, value, low, high, reason)
+    return Outcome(gate, status, subject, value, low, high, reason)
 
 
 def _interval(gate: Gate, found: Effect | None, confidence: float) -> tuple[float | None, float | None, float | None]:

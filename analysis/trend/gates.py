@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nanalyze.analysis.compare import gates
-from nanalyze.analysis.compare.gates import FAILED, PASSED, SEARCHED, UNDECIDED, UNMEASURED, Gate, Outcome
+from nanalyze.analysis.compare.gates import PASSED, SEARCHED, UNMEASURED, Gate, Outcome
 from nanalyze.analysis.trend import TESTED, Row, Trend
 from nanalyze.analysis.trend.read import TrendError
 from nanalyze.analysis.trend.series import JOB, KERNEL, LAUNCH
@@ -62,13 +62,4 @@ def _outcome(gate: Gate, subject: str, row: Row) -> Outcome:
         return _unmeasured(gate, subject, f"not tested: {row.tested}")
     if row.change is None:
         return Outcome(gate, PASSED, subject, 0.0, None, None, "no change found")
-    value, low, high = row.change
-    beyond = low > gate.threshold if gate.operator == ">" else high < gate.threshold
-    near = high <= gate.threshold if gate.operator == ">" else low >= gate.threshold
-    status = FAILED if beyond else PASSED if near else UNDECIDED
-    reason = {
-        FAILED: "the whole interval lies beyond the threshold",
-        PASSED: "the whole interval keeps to the threshold",
-        UNDECIDED: "the interval holds the threshold: more runs would tell",
-    }[status]
-    return Outcome(gate, status, subject, value, low, high, reason)
+    return gates.by_interval(gate, subject, row.change, "runs")
