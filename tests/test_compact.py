@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from trace import PROCESS, T0, Trace, arrow_table
 from typing import Any
@@ -13,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from killed import killed_at_every_step
 
 import nanalyze.analysis as na
 from nanalyze.analysis import catalog
@@ -194,44 +193,6 @@ def test_a_damaged_merged_shard_does_not_hide_what_it_was_made_of(run_dir: Path,
 
 # --- interrupted -----------------------------------------------------------------------------------
 
-# Without pyarrow in the parent, so that forking is safe. Each child is killed at the n-th call that changes files.
-KILLED = """
-import os, shutil, sys
-from pathlib import Path
-from nanalyze.rundir import compaction
-
-source, out = Path(sys.argv[1]), Path(sys.argv[2])
-assert "pyarrow" not in sys.modules
-
-def child(run_dir, number):
-    calls = 0
-    def count(event, arguments):
-        nonlocal calls
-        inside = str(run_dir) in str(arguments[0]) if arguments else False
-        changes = event in ("os.rename", "os.remove", "os.utime") or (event == "open" and "w" in str(arguments[1]))
-        if inside and changes:
-            calls += 1
-            if calls == number:
-                os._exit(9)
-    sys.addaudithook(count)
-    try:
-        compaction.compact(run_dir)
-    except BaseException as error:
-        print(repr(error), file=sys.stderr, flush=True)
-        os._exit(1)
-    os._exit(0)
-
-for number in range(1, 1000):
-    run_dir = out / str(number)
-    shutil.copytree(source, run_dir)
-    pid = os.fork()
-    if pid == 0:
-        child(run_dir, number)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code != 9:
-        sys.exit(code)
-"""
-
 
 def test_killed_at_any_step_each_row_is_read_once(run_dir: Path, tmp_path: Path) -> None:
     for table in ("samples", "processes"):  # fewer steps: the others are alike
@@ -240,11 +201,7 @@ def test_killed_at_any_step_each_row_is_read_once(run_dir: Path, tmp_path: Path)
                 shutil.rmtree(folder)
     shutil.rmtree(run_dir / "kernels" / f"process={OTHER}")
     before = content(run_dir)
-    out = tmp_path / "killed"
-    out.mkdir()
-    done = subprocess.run([sys.executable, "-c", KILLED, str(run_dir), str(out)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    killed = sorted(out.iterdir(), key=lambda path: int(path.name))
+    killed = killed_at_every_step(run_dir, tmp_path / "killed", "compact")
     # Two groups, of 4 and 2 shards: each is opened, aged, renamed, and its parts removed.
     assert len(killed) == 3 + 4 + 3 + 2 + 1
     left = set()

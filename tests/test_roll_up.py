@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from killed import killed_at_every_step
 
 import nanalyze.analysis as na
 from nanalyze.analysis.compare import sample
@@ -325,58 +326,13 @@ def test_large_groups_are_rolled_up_piece_by_piece(run_dir: Path, monkeypatch: p
 
 # --- killed ----------------------------------------------------------------------------------------
 
-# Without pyarrow in the parent, so that forking is safe. Each child gets SIGKILL at the n-th call that changes files.
-KILLED = """
-import os, shutil, signal, sys
-from pathlib import Path
-from nanalyze.rundir import compaction
-
-source, out, before_ns = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-assert "pyarrow" not in sys.modules
-
-def child(run_dir, number):
-    calls = 0
-    def count(event, arguments):
-        nonlocal calls
-        inside = str(run_dir) in str(arguments[0]) if arguments else False
-        changes = event in ("os.rename", "os.remove", "os.utime", "os.mkdir") or (
-            event == "open" and "w" in str(arguments[1])
-        )
-        if inside and changes:
-            calls += 1
-            if calls == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(count)
-    try:
-        compaction.roll_up(run_dir, before_ns)
-    except BaseException as error:
-        print(repr(error), file=sys.stderr, flush=True)
-        os._exit(1)
-    os._exit(0)
-
-for number in range(1, 1000):
-    run_dir = out / str(number)
-    shutil.copytree(source, run_dir)
-    pid = os.fork()
-    if pid == 0:
-        child(run_dir, number)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code != -signal.SIGKILL:
-        sys.exit(code)
-"""
-
 
 def test_killed_at_any_step_each_launch_counts_once(run_dir: Path, tmp_path: Path) -> None:
     for table in ("kernels", "kernel_classes", "devices", "ranges", "exact"):  # the other process is alike
         shutil.rmtree(run_dir / table / f"process={OTHER}")
     before = totals(run_dir)
-    out = tmp_path / "killed"
-    out.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(run_dir), str(out), str(ALL)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    killed = sorted(out.iterdir(), key=lambda path: int(path.name))
+    events = ("os.rename", "os.remove", "os.utime", "os.mkdir")
+    killed = killed_at_every_step(run_dir, tmp_path / "killed", "roll_up", ALL, events=events)
     # run.json is opened, renamed, its draft removed; two folders are made in three attempts; the shard is opened,
     # aged and renamed; its four parts are removed; the last run is not killed.
     assert len(killed) == 3 + 3 + 3 + 4 + 1
