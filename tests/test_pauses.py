@@ -16,7 +16,7 @@ import pytest
 from fake_gpu import FakeGpu, final_process, read_table
 
 from nanalyze import analysis, recorder
-from nanalyze.recorder import identity, pauses, session, settings, timeline
+from nanalyze.recorder import identity, pauses, session, settings
 from nanalyze.recorder.cupti import CuptiError
 from nanalyze.recorder.pauses import Pauses, Steps
 from nanalyze.rundir.errors import RecorderError
@@ -264,7 +264,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     for name in (*identity._RANK, *identity._LOCAL_RANK, *identity._WORLD_SIZE, *identity._JOB):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(session, "TICK_S", 0.05)
-    monkeypatch.setattr(timeline, "FLUSH_PERIOD_MS", 20)
     before = set(threading.enumerate())
     gpu = FakeGpu()
     gpu.install(monkeypatch)
