@@ -277,8 +277,9 @@ def derived(rates: DeviceRates) -> dict[str, list[Value | None]]:
             quantity = _evaluated(formula, rates)
             if quantity is not None:
                 found[formula.counter] = _values(quantity, formula.counter.endswith("_pct"))
-    _speed_of_light(found, "compute_pct", sampled.COMPUTE_PARTS, rates, ("pipe_issue_pct",))
-    _speed_of_light(found, "memory_pct", sampled.MEMORY_PARTS, rates, ("dram_pct", "l2_pct"))
+    for speed in sampled.SPEEDS_OF_LIGHT:
+        if all(part in found for part in speed.needed):
+            found[speed.counter] = _speed_of_light(found, speed, rates)
     _pipe_rates(found, rates)
     apart = rates.is_told_apart.tolist()
     found["duration_ns"] = [_certain(1e6 * ms) if a else None for ms, a in zip(rates.mean_ms, apart, strict=True)]
@@ -361,35 +362,31 @@ def _certain(value: float) -> Value:
 
 
 def _speed_of_light(
-    found: dict[str, list[Value | None]],
-    name: str,
-    parts: Sequence[sampled.Part],
-    rates: DeviceRates,
-    needed: Sequence[str],
-) -> None:
+    found: Mapping[str, list[Value | None]], speed: sampled.SpeedOfLight, rates: DeviceRates
+) -> list[Value | None]:
     """The busiest part; one that was not sampled can lie anywhere up to what instructions are left for it."""
-    if not all(part in found for part in needed):
-        return
     result: list[Value | None] = []
     for at in range(len(rates.classes)):
-        values = {part.counter: found[part.counter][at] for part in parts if part.counter in found}
+        values = {part.counter: found[part.counter][at] for part in speed.parts if part.counter in found}
         known = {part: value for part, value in values.items() if value is not None}
-        result.append(_busiest(known, parts, rates.properties) if all(part in known for part in needed) else None)
-    found[name] = result
+        is_known = all(part in known for part in speed.needed)
+        result.append(_busiest(known, speed, rates.properties) if is_known else None)
+    return result
 
 
-def _busiest(known: Mapping[str, Value], parts: Sequence[sampled.Part], properties: Properties) -> Value:
+def _busiest(known: Mapping[str, Value], speed: sampled.SpeedOfLight, properties: Properties) -> Value:
     top = max(known.values(), key=lambda value: value.value)
     high = max(value.high for value in known.values())
-    missing = []
-    for part in parts:
+    missing = [value.missing for value in known.values() if value.missing]
+    for part in speed.parts:
         if part.counter not in known:
-            limit = _limit(part, known, parts, properties)
+            limit = _limit(part, known, speed.parts, properties)
             high = max(high, limit)
             if limit >= _MATTERS:
                 missing.append(part.counter)
-    names = ", ".join(missing) or None
-    return Value(top.value, top.standard_error, max(value.low for value in known.values()), high, names)
+    low = max(value.low for value in known.values())
+    high = max(min(high * (1 + speed.shortfall), 100.0), top.value)
+    return Value(top.value, top.standard_error, low, high, ", ".join(missing) or None)
 
 
 def _limit(

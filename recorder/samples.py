@@ -102,6 +102,14 @@ def _fits(host: MetricHost, metrics: Sequence[str]) -> bool:
         raise
 
 
+def group_of(turn: int, groups: int) -> int:
+    """Whose turn it is: each once, then every other one is the first group's, which has what verdicts need."""
+    if turn < groups or groups == 1:
+        return turn % groups
+    later = turn - groups
+    return 1 + later // 2 % (groups - 1) if later % 2 else 0
+
+
 def rows_of(drained: Drained, group: Group, number: int, ordinal: int) -> Rows:
     """Rows of `samples`: busy times are percentages times the length of their sample."""
     count = len(drained.start_ns)
@@ -145,13 +153,15 @@ class _Device:
             with contextlib.suppress(RecorderError):  # the first error is the reason
                 self.host.close()
             raise
-        self.number = -1  # of the group whose turn it is
+        self.number = 0  # of the group whose turn it is
+        self.turns = 0
         self.opened = 0.0
         self.expected = 0.0
         self.received = 0
 
     def open_window(self) -> None:
-        self.number = (self.number + 1) % len(self.groups)
+        self.number = group_of(self.turns, len(self.groups))
+        self.turns += 1
         metrics = list(self.groups[self.number].values())
         self.sampler.configure(metrics, round(self.options.interval_us * 1000), buffer_bytes(self.options.interval_us))
         self.sampler.start()
@@ -178,7 +188,8 @@ class SamplesLayer:
 
     `in_use` tells the ordinals, `put` takes rows of `samples` (both called on the layer's thread),
     `complain` takes the one line of a failure. `allowed_pct` tells, after each window, the share of a core
-    that sampling may take where the options leave that open. `losses` and `cpu_ns` say what it lost and cost.
+    that sampling may take where the options leave that open. `note` takes a line a group: the metrics behind its
+    columns. `losses` and `cpu_ns` say what it lost and cost.
     """
 
     def __init__(
@@ -189,6 +200,7 @@ class SamplesLayer:
         put: Callable[[Rows], None],
         complain: Callable[[str], None],
         allowed_pct: Callable[[], float] = lambda: 1.0,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.cupti = cupti
         self.options = options
@@ -198,6 +210,7 @@ class SamplesLayer:
         self._put = put
         self._complain = complain
         self._allowed_pct = allowed_pct
+        self._note = note
         self._windows = 0
         self._held = threading.Event()
         self._idle = threading.Event()  # no window is open
@@ -265,7 +278,10 @@ class SamplesLayer:
         for ordinal in sorted(self._in_use() - set(self._devices) - self._refused):
             try:
                 initialize(self.cupti)  # fails before CUDA is initialised, so not earlier
-                self._devices[ordinal] = _Device(self.cupti, ordinal, self.options)
+                self._devices[ordinal] = found = _Device(self.cupti, ordinal, self.options)
+                for number, group in enumerate(found.groups):
+                    metrics = ", ".join(f"{column} = {metric}" for column, metric in group.items())
+                    self._note(f"device {ordinal}, counter_group {number}: {metrics}")
             except RecorderError as error:
                 self._refused.add(ordinal)
                 self._complain(f"device {ordinal} is not sampled: {error}")

@@ -81,6 +81,7 @@ class Recorder:
         self._samples: SamplesLayer | None = None
         self._sampled: deque[dict[str, Any]] = deque()  # rows from the samples layer's thread
         self._trouble: deque[str] = deque()  # what that thread has to complain of
+        self._counted: deque[str] = deque()  # which metrics it counts
         self._pauses: Pauses | None = None
         self._coexistence: Coexistence | None = None
         self._nvtx: nvtx.NvtxRanges | None = None
@@ -226,6 +227,7 @@ class Recorder:
             self._sampled.append,
             self._trouble.append,
             self._left_for_samples_pct,
+            self._counted.append,
         )
         layer.start()
         self._samples = layer
@@ -357,6 +359,8 @@ class Recorder:
             self._writer.add("samples", self._sampled.popleft())
         while self._trouble:
             self._complain(self._trouble.popleft(), "samples")
+        while self._counted:
+            self._writer.event("samples", "note", self._counted.popleft())
 
     def _take_exact(self) -> None:
         if self._exact is None or self._timeline is None:

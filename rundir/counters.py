@@ -91,11 +91,30 @@ COUNTERS: tuple[Counter, ...] = (
         ),
     ),
     Counter("l2_pct", "%", "Speed of light of the L2 cache.", (f"lts__throughput.{PCT_ELAPSED}",)),
+    # memory_pct counts this part of L2 alone: on a GH100 lts__throughput also holds the fabric between L2's halves.
+    Counter(
+        "l2_slices_pct",
+        "%",
+        "Busiest part of the L2 slices, without the fabric between them.",
+        (f"LTS.TriageCompute.lts__throughput.{PCT_ELAPSED}",),
+    ),
     Counter(
         "l1_pct",
         "%",
         "Speed of light of the L1 cache.",
         (f"l1tex__throughput.{PCT_ELAPSED}", f"l1tex__throughput.{PCT_ACTIVE}"),
+    ),
+    Counter(
+        "l1_data_pct", "%", "L1 data stage, loads and stores.", (f"l1tex__data_pipe_lsu_wavefronts.{PCT_ELAPSED}",)
+    ),
+    Counter(
+        "l1_request_pct", "%", "L1 port to the crossbar.", (f"l1tex__m_l1tex2xbar_req_cycles_active.{PCT_ELAPSED}",)
+    ),
+    Counter(
+        "l1_texture_pct",
+        "%",
+        "L1 input from the texture pipe.",
+        (f"l1tex__texin_sm2tex_req_cycles_active.{PCT_ELAPSED}",),
     ),
     # pipes and issue, as shares of the peak over the kernel's duration
     _pipe("issue", "Issue slots used.", "sm__inst_executed", "sm__inst_issued"),
@@ -104,6 +123,7 @@ COUNTERS: tuple[Counter, ...] = (
     _pipe("fp64", "FP64 pipe.", "sm__pipe_fp64_cycles_active", "sm__inst_executed_pipe_fp64"),
     _pipe("xu", "Transcendental and conversion pipe.", "sm__inst_executed_pipe_xu", "sm__pipe_xu_cycles_active"),
     _pipe("lsu", "Load/store pipe.", "sm__inst_executed_pipe_lsu"),
+    _pipe("adu", "Address divergence pipe (branches, barriers, loads of constants).", "sm__inst_executed_pipe_adu"),
     _pipe(
         "tensor",
         "Tensor pipe.",

@@ -76,10 +76,10 @@ SAMPLED: tuple[SampledCounter, ...] = (
         "inst",
         "instructions",
         "Warp instructions executed.",
+        "TPC.TriageCompute.sm__inst_executed_realtime",
         "sm__inst_executed",
         "smsp__inst_executed",
         "sm__inst_executed_realtime",
-        "TPC.TriageCompute.sm__inst_executed_realtime",
     ),
     _sum("issue_active_cycles", "cycles", "Scheduler cycles that issued, 4 schedulers an SM.", "smsp__issue_active"),
     _sum(
@@ -91,12 +91,40 @@ SAMPLED: tuple[SampledCounter, ...] = (
         "TPC.TriageCompute.tpc__warps_active_realtime",
     ),
     # pipes: by the profiler's own peak where it gives percentages, else by cycles or instructions
-    _busy("pipe_tensor_busy_ns", "Tensor pipe", "sm__pipe_tensor_cycles_active"),
+    _busy(
+        "pipe_tensor_busy_ns",
+        "Tensor pipe",
+        "TPC.TriageCompute.sm__pipe_tensor_cycles_active_realtime",
+        "sm__pipe_tensor_cycles_active",
+    ),
     _busy("pipe_fma_busy_ns", "FMA pipe", "sm__pipe_fma_cycles_active", "sm__inst_executed_pipe_fma"),
-    _busy("pipe_alu_busy_ns", "ALU pipe", "sm__pipe_alu_cycles_active", "sm__inst_executed_pipe_alu"),
-    _busy("pipe_fp64_busy_ns", "FP64 pipe", "sm__pipe_fp64_cycles_active", "sm__inst_executed_pipe_fp64"),
-    _busy("pipe_xu_busy_ns", "Transcendental and conversion pipe", "sm__inst_executed_pipe_xu"),
+    _busy(
+        "pipe_alu_busy_ns",
+        "ALU pipe",
+        "TPC.TriageCompute.sm__inst_executed_pipe_alu_realtime",
+        "sm__pipe_alu_cycles_active",
+        "sm__inst_executed_pipe_alu",
+    ),
+    _busy(
+        "pipe_fp64_busy_ns",
+        "FP64 pipe",
+        "TPC.TriageCompute.sm__pipe_fp64_cycles_active_realtime",
+        "sm__pipe_fp64_cycles_active",
+        "sm__inst_executed_pipe_fp64",
+    ),
+    _busy(
+        "pipe_xu_busy_ns",
+        "Transcendental and conversion pipe",
+        "SM_A.TriageCompute.sm__inst_executed_pipe_xu_realtime",
+        "sm__inst_executed_pipe_xu",
+    ),
     _busy("pipe_lsu_busy_ns", "Load/store pipe", "sm__inst_executed_pipe_lsu"),
+    _busy(
+        "pipe_adu_busy_ns",
+        "Address divergence pipe (branches, barriers, loads of constants)",
+        "sm__inst_executed_pipe_adu",
+        "smsp__inst_executed_pipe_adu",
+    ),
     _sum(
         "pipe_tensor_cycles",
         "cycles",
@@ -152,11 +180,10 @@ SAMPLED: tuple[SampledCounter, ...] = (
     _sum("l2_bytes", "bytes", "Moved between L2 and its clients.", "lts__t_bytes"),
     _sum("l2_sectors", "sectors", "Sectors looked up in L2.", "lts__t_sectors"),
     _sum("l2_sectors_hit", "sectors", "Those found there.", "lts__t_sectors_lookup_hit"),
-    # The throughputs are what exact counters mean by these percentages; sectors and wavefronts are but a part of them.
+    # lts__throughput needs several passes on a GH100; what it has in one leaves out the fabric between L2's halves.
     _busy(
-        "l2_busy_ns",
-        "L2 cache",
-        "lts__throughput",
+        "l2_slices_busy_ns",
+        "L2 slices, without the fabric between their halves",
         "LTS.TriageCompute.lts__throughput",
         "lts__t_sectors",
         "lts__t_bytes",
@@ -175,14 +202,20 @@ SAMPLED: tuple[SampledCounter, ...] = (
         "l1tex__t_sectors_lookup_hit",
         "SM_B.TriageCompute.l1tex__t_sectors_lookup_hit",
     ),
+    # l1tex__throughput needs several passes on a GH100, but is the busiest of three parts that need one together.
     _busy(
-        "l1_busy_ns",
-        "L1 cache",
-        "l1tex__throughput",
-        "SM_A.TriageCompute.l1tex__throughput",
+        "l1_data_busy_ns",
+        "L1 data stage, loads and stores",
         "l1tex__data_pipe_lsu_wavefronts",
-        "l1tex__t_sectors",
+        "SM_A.TriageCompute.l1tex__data_pipe_lsu_wavefronts",
     ),
+    _busy(
+        "l1_request_busy_ns",
+        "L1 port to the crossbar",
+        "l1tex__m_l1tex2xbar_req_cycles_active",
+        "SM_A.TriageCompute.l1tex__m_l1tex2xbar_req_cycles_active_realtime",
+    ),
+    _busy("l1_texture_busy_ns", "L1 input from the texture pipe", "l1tex__texin_sm2tex_req_cycles_active"),
 )
 
 # CUPTI puts so many instructions a warp into each kernel that it times, by compute capability. Samples count them,
@@ -197,12 +230,14 @@ BY_COLUMN = {counter.column: counter for counter in SAMPLED}
 # chip is split from its end. The clock stands in each, so that each has its own cycles.
 GROUPS: tuple[tuple[str, ...], ...] = (
     (
-        "sm_cycles_elapsed", "sm_cycles_active", "inst", "issue_active_cycles", "pipe_tensor_busy_ns",
-        "dram_read_bytes", "dram_write_bytes", "dram_busy_ns", "l2_bytes", "warps_active", "l2_busy_ns",
+        "sm_cycles_elapsed", "sm_cycles_active", "inst", "pipe_tensor_busy_ns", "dram_read_bytes", "dram_write_bytes",
+        "dram_busy_ns", "l2_slices_busy_ns", "l1_data_busy_ns", "l1_request_busy_ns", "l2_bytes",
+        "pipe_alu_busy_ns", "pipe_adu_busy_ns", "l1_texture_busy_ns", "pipe_xu_busy_ns", "warps_active",
     ),
-    ("sm_cycles_elapsed", "sm_cycles_active", "pipe_alu_busy_ns", "pipe_fma_busy_ns", "pipe_fp64_busy_ns"),
-    ("sm_cycles_elapsed", "l1_sectors", "l1_sectors_hit", "l1_busy_ns"),
-    ("sm_cycles_elapsed", "sm_cycles_active", "pipe_xu_busy_ns", "pipe_lsu_busy_ns", "l2_sectors", "l2_sectors_hit"),
+    (
+        "sm_cycles_elapsed", "sm_cycles_active", "issue_active_cycles", "pipe_fp64_busy_ns", "pipe_lsu_busy_ns",
+        "pipe_fma_busy_ns", "l1_sectors", "l1_sectors_hit", "l2_sectors", "l2_sectors_hit",
+    ),
 )  # fmt: skip
 
 # The first formula of a counter whose columns were sampled gives it.
@@ -221,10 +256,13 @@ FORMULAS: tuple[Formula, ...] = (
     # 16 lanes an SM: a warp instruction every other cycle.
     Formula("pipe_xu_pct", ("inst_xu",), "sm_cycles", 100 / 0.5),
     Formula("pipe_lsu_pct", ("pipe_lsu_busy_ns",), "time", 100),
+    Formula("pipe_adu_pct", ("pipe_adu_busy_ns",), "time", 100),
     Formula("dram_pct", ("dram_busy_ns",), "time", 100),
     Formula("dram_pct", ("dram_read_bytes", "dram_write_bytes"), "dram_peak", 100),
-    Formula("l2_pct", ("l2_busy_ns",), "time", 100),
-    Formula("l1_pct", ("l1_busy_ns",), "time", 100),
+    Formula("l2_slices_pct", ("l2_slices_busy_ns",), "time", 100),
+    Formula("l1_data_pct", ("l1_data_busy_ns",), "time", 100),
+    Formula("l1_request_pct", ("l1_request_busy_ns",), "time", 100),
+    Formula("l1_texture_pct", ("l1_texture_busy_ns",), "time", 100),
     Formula("occupancy_pct", ("warps_active",), "sm_cycles_active", 100, per_warp_slot=True),
     Formula("issue_active_pct", ("issue_active_cycles",), "sm_cycles_active", 100 / 4),
     Formula("ipc", ("inst",), "sm_cycles_active"),
@@ -254,17 +292,50 @@ class Part:
     slots: float | str | None = None
 
 
+@dataclass(frozen=True)
+class SpeedOfLight:
+    """A percentage that is that of its busiest part; unknown where one of `needed` is.
+
+    `shortfall`: by what share of itself it was above all `parts` in the worst two of a hundred kernels
+    that were compared, since it has parts that cannot be sampled (docs/attribution.md).
+    """
+
+    counter: str
+    parts: tuple[Part, ...]
+    needed: tuple[str, ...]
+    shortfall: float = 0.0
+
+
 # `slots` by name: of a device, its operations a cycle and SM over those of a warp of fused multiply-adds.
-COMPUTE_PARTS = (
-    Part("pipe_issue_pct"),
-    Part("pipe_tensor_pct"),
-    Part("pipe_fma_pct", "fp32_flops_per_sm_cycle"),
-    Part("pipe_alu_pct", 2.0),
-    Part("pipe_fp64_pct", "fp64_flops_per_sm_cycle"),
-    Part("pipe_xu_pct", 0.5),
-    Part("pipe_lsu_pct", 1.0),
+# Later ones may be parts of earlier ones.
+SPEEDS_OF_LIGHT = (
+    SpeedOfLight(
+        "l1_pct",
+        (Part("l1_data_pct"), Part("l1_request_pct"), Part("l1_texture_pct")),
+        ("l1_data_pct", "l1_request_pct"),
+    ),
+    SpeedOfLight(
+        "compute_pct",
+        (
+            Part("pipe_issue_pct"),
+            Part("pipe_tensor_pct"),
+            Part("pipe_fma_pct", "fp32_flops_per_sm_cycle"),
+            Part("pipe_alu_pct", 2.0),
+            Part("pipe_fp64_pct", "fp64_flops_per_sm_cycle"),
+            Part("pipe_xu_pct", 0.5),
+            Part("pipe_lsu_pct", 1.0),
+            Part("pipe_adu_pct", 0.5),
+        ),
+        ("pipe_issue_pct",),
+        shortfall=0.02,
+    ),
+    SpeedOfLight(
+        "memory_pct",
+        (Part("dram_pct"), Part("l2_slices_pct"), Part("l1_pct")),
+        ("dram_pct", "l2_slices_pct"),
+        shortfall=0.1,
+    ),
 )
-MEMORY_PARTS = (Part("dram_pct"), Part("l2_pct"), Part("l1_pct"))
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,11 @@ from nanalyze.analysis import launch_reader
 from nanalyze.rundir import counters, sampled
 
 ALL = (
-    "inst", "pipe_tensor_busy_ns", "pipe_alu_busy_ns", "pipe_fma_busy_ns", "dram_busy_ns", "l2_busy_ns", "l1_busy_ns",
+    "inst", "pipe_tensor_busy_ns", "pipe_alu_busy_ns", "pipe_fma_busy_ns", "pipe_adu_busy_ns", "dram_busy_ns",
+    "l2_slices_busy_ns", "l1_data_busy_ns", "l1_request_busy_ns", "l1_texture_busy_ns",
     "sm_cycles_active", "warps_active", "issue_active_cycles",
 )  # fmt: skip
+L1 = ("l1_data_busy_ns", "l1_request_busy_ns", "l1_texture_busy_ns")
 
 
 def opened(run_dir: Path, job: Job, seed: int = 0, **options: Any) -> tuple[Simulated, na.Run]:
@@ -316,8 +318,11 @@ SHARES = {
     "pipe_alu_busy_ns": [0.1, 0.05, 0.03, 0.81],
     "pipe_fma_busy_ns": [0.1, 0.05, 0.03, 0.3],
     "dram_busy_ns": [0.3, 0.91, 0.1, 0.2],
-    "l2_busy_ns": [0.4, 0.5, 0.05, 0.2],
-    "l1_busy_ns": [0.3, 0.2, 0.05, 0.1],
+    "l2_slices_busy_ns": [0.4, 0.5, 0.05, 0.2],
+    "l1_data_busy_ns": [0.3, 0.2, 0.05, 0.1],
+    "l1_request_busy_ns": [0.2, 0.1, 0.04, 0.05],
+    "l1_texture_busy_ns": [0.0, 0.0, 0.0, 0.0],
+    "pipe_adu_busy_ns": [0.0, 0.0, 0.0, 0.0],
     "sm_cycles_active": [0.95, 0.9, 0.5, 0.99],
     "warps_active": [0.2, 0.8, 0.3, 0.9],
     "issue_active_cycles": [0.3, 0.05, 0.02, 0.3],
@@ -357,7 +362,7 @@ def test_an_interval_that_straddles_a_threshold_decides_nothing(tmp_path: Path) 
 
 
 def test_what_was_not_sampled_widens_the_interval(tmp_path: Path) -> None:
-    without = tuple(c for c in ALL if c not in ("l1_busy_ns", "pipe_fma_busy_ns"))
+    without = tuple(c for c in ALL if c not in (*L1, "pipe_fma_busy_ns"))
     _, run = opened(tmp_path, typical((without,)))
     rows = run.verdicts().set_index("kernel_class_id")
     # Nothing that L1 may do changes what is bound by DRAM with little compute...
@@ -371,7 +376,7 @@ def test_what_was_not_sampled_widens_the_interval(tmp_path: Path) -> None:
     assert rows.loc[1002, "compute_high_pct"] < 20
 
 
-@pytest.mark.parametrize("absent", ["inst", "dram_busy_ns", "l2_busy_ns"])
+@pytest.mark.parametrize("absent", ["inst", "dram_busy_ns", "l2_slices_busy_ns"])
 def test_without_a_needed_part_there_is_no_percentage(tmp_path: Path, absent: str) -> None:
     _, run = opened(tmp_path, typical((tuple(c for c in ALL if c != absent),)))
     rows = run.verdicts()
@@ -428,7 +433,7 @@ def test_sampled_cycles_give_the_clock(tmp_path: Path) -> None:
 
 
 def test_counters_of_two_groups_make_one_ratio(tmp_path: Path) -> None:
-    groups = (("warps_active", "inst"), ("sm_cycles_active", "l1_busy_ns"))
+    groups = (("warps_active", "inst"), ("sm_cycles_active", "l1_data_busy_ns"))
     _, run = opened(tmp_path, typical(groups))
     sql = "SELECT value, low, high FROM counters WHERE counter = 'occupancy_pct' AND kernel_class_id = 1000"
     value, low, high = run.sql(sql).iloc[0]
@@ -568,13 +573,14 @@ def test_a_pipe_that_was_not_sampled_has_what_instructions_the_others_leave() ->
         return derivation.Value(value, None, value, value)
 
     device = derivation.Properties({"fp32_flops_per_sm_cycle": 256.0, "fp64_flops_per_sm_cycle": 128.0})
-    fp64 = next(part for part in sampled.COMPUTE_PARTS if part.counter == "pipe_fp64_pct")
+    parts = next(speed.parts for speed in sampled.SPEEDS_OF_LIGHT if speed.counter == "compute_pct")
+    fp64 = next(part for part in parts if part.counter == "pipe_fp64_pct")
     known = {"pipe_issue_pct": certain(50.0), "pipe_fma_pct": certain(20.0), "pipe_alu_pct": certain(30.0)}
     # 2 of 4 issue slots a cycle; FMA takes 0.8 of them and ALU 0.6: FP64 can have 0.6 of its 2.
-    assert derivation._limit(fp64, known, sampled.COMPUTE_PARTS, device) == pytest.approx(30)
+    assert derivation._limit(fp64, known, parts, device) == pytest.approx(30)
     known["pipe_lsu_pct"] = certain(70.0)
-    assert derivation._limit(fp64, known, sampled.COMPUTE_PARTS, device) == 0
-    assert derivation._limit(fp64, {}, sampled.COMPUTE_PARTS, device) == 100
+    assert derivation._limit(fp64, known, parts, device) == 0
+    assert derivation._limit(fp64, {}, parts, device) == 100
 
 
 # --- when it is computed ---------------------------------------------------------------------------
@@ -656,8 +662,35 @@ def test_every_sampled_column_is_declared_once_and_every_formula_uses_declared_o
         assert formula.counter in counters.BY_NAME
     for group in sampled.GROUPS:
         assert set(group) <= set(columns)
-    for part in (*sampled.COMPUTE_PARTS, *sampled.MEMORY_PARTS):
-        assert part.counter in {formula.counter for formula in sampled.FORMULAS}
+    known = {formula.counter for formula in sampled.FORMULAS}
+    for speed in sampled.SPEEDS_OF_LIGHT:
+        assert {part.counter for part in speed.parts} <= known
+        assert set(speed.needed) <= {part.counter for part in speed.parts}
+        assert speed.counter in counters.BY_NAME
+        known.add(speed.counter)
+
+
+def test_the_busiest_part_is_the_speed_of_light_and_its_interval_holds_what_cannot_be_sampled() -> None:
+    def between(low: float, high: float, missing: str | None = None) -> derivation.Value:
+        return derivation.Value((low + high) / 2, (high - low) / 4, low, high, missing)
+
+    speed = sampled.SpeedOfLight("memory_pct", (sampled.Part("dram_pct"), sampled.Part("l1_pct")), ("dram_pct",), 0.1)
+    found = derivation._busiest(
+        {"dram_pct": between(40, 50), "l1_pct": between(30, 60)}, speed, derivation.Properties()
+    )
+    assert (found.value, found.low, found.high, found.missing) == (45, 40, pytest.approx(66), None)
+    # One that is unknown may be all busy, and what a part lacks its whole lacks.
+    found = derivation._busiest({"dram_pct": between(40, 50)}, speed, derivation.Properties())
+    assert (found.value, found.low, found.high, found.missing) == (45, 40, 100, "l1_pct")
+    parts = {"dram_pct": between(40, 50), "l1_pct": between(30, 60, "l1_texture_pct")}
+    assert derivation._busiest(parts, speed, derivation.Properties()).missing == "l1_texture_pct"
+
+
+def test_l1_is_the_busiest_of_its_three_parts(tmp_path: Path) -> None:
+    rates = {**SHARES, "l1_request_busy_ns": [0.2, 0.1, 0.5, 0.05], "l1_texture_busy_ns": [0.45, 0.0, 0.0, 0.0]}
+    _, run = opened(tmp_path, dataclasses.replace(typical(), rates=rates))
+    l1 = run.verdicts().set_index("kernel_class_id")["l1_pct"]
+    assert l1.sort_index().tolist() == pytest.approx([45, 20, 50, 10], abs=1)
 
 
 def test_a_query_can_be_stopped_while_samples_are_attributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

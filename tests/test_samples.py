@@ -37,7 +37,7 @@ from nanalyze.recorder import samples as module
 from nanalyze.recorder.cupti import Cupti, CuptiError
 from nanalyze.recorder.pmsampling import PM_SAMPLING, Drained
 from nanalyze.recorder.rangeprofiler import MetricHost
-from nanalyze.recorder.samples import Samples, SamplesLayer, fit_groups, rows_of
+from nanalyze.recorder.samples import Samples, SamplesLayer, fit_groups, group_of, rows_of
 from nanalyze.recorder.writer import Writer
 from nanalyze.rundir.errors import RecorderError
 from nanalyze.rundir.sampled import BY_COLUMN, GROUPS, SampledCounter
@@ -45,6 +45,7 @@ from nanalyze.rundir.sampled import BY_COLUMN, GROUPS, SampledCounter
 CLOCK = "sm_cycles_elapsed"
 CLOCK_METRIC = "sm__cycles_elapsed.sum"
 TENSOR = BY_COLUMN["pipe_tensor_busy_ns"].raw[0]
+INST = BY_COLUMN["inst"].raw[0]
 STARTED_NS = 1_800_000_000_000_000_000
 S = 10**9
 INTERVAL_NS = 10_000_000
@@ -115,7 +116,7 @@ def test_a_group_that_does_not_fit_is_split_from_its_end(host: MetricHost) -> No
     assert fit_groups(host, [columns]) == [
         {
             CLOCK: CLOCK_METRIC,
-            "inst": "sm__inst_executed.sum",
+            "inst": INST,
             "dram_read_bytes": "dram__bytes_read.sum",
             "dram_write_bytes": "dram__bytes_write.sum",
             "l2_bytes": "lts__t_bytes.sum",
@@ -143,13 +144,13 @@ def test_the_clock_stands_first_in_every_group_and_once(host: MetricHost) -> Non
 def test_a_chip_without_the_clock_counts_the_rest(host: MetricHost, fake: FakeCupti) -> None:
     fake.unsupported = {CLOCK_METRIC}
     groups = fit_groups(host, [[CLOCK, "inst", "l2_bytes"]])
-    assert groups == [{"inst": "sm__inst_executed.sum", "l2_bytes": "lts__t_bytes.sum"}]
+    assert groups == [{"inst": INST, "l2_bytes": "lts__t_bytes.sum"}]
 
 
 def test_what_the_chip_lacks_is_left_out(host: MetricHost, fake: FakeCupti) -> None:
     fake.unsupported = {"lts__t_bytes.sum", *BY_COLUMN["l1_sectors_hit"].raw, *BY_COLUMN["l1_sectors"].raw}
     groups = fit_groups(host, [["l2_bytes", "inst"], ["l1_sectors", "l1_sectors_hit"]])
-    assert groups == [{CLOCK: CLOCK_METRIC, "inst": "sm__inst_executed.sum"}]
+    assert groups == [{CLOCK: CLOCK_METRIC, "inst": INST}]
 
 
 @pytest.mark.parametrize("lacking", [0, 1, 2, 3])
@@ -171,7 +172,7 @@ def test_a_counter_that_fits_no_pass_is_left_out(host: MetricHost, fake: FakeCup
 
 
 def test_two_columns_do_not_share_a_metric(host: MetricHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    inst, l2_bytes = "sm__inst_executed.sum", "lts__t_bytes.sum"
+    inst, l2_bytes = INST, "lts__t_bytes.sum"
     shared = SampledCounter("l2_bytes", "bytes", "", (inst, l2_bytes))
     monkeypatch.setitem(module.BY_COLUMN, "l2_bytes", shared)
     assert fit_groups(host, [["inst", "l2_bytes"]]) == [{CLOCK: CLOCK_METRIC, "inst": inst, "l2_bytes": l2_bytes}]
@@ -215,12 +216,14 @@ def test_busy_times_are_percentages_of_the_samples_length() -> None:
 def test_what_was_not_counted_is_null_in_the_file(tmp_path: Path) -> None:
     said: list[str] = []
     writer = Writer(tmp_path, "host-0-1", said.append)
-    writer.add("samples", rows_of(drained([[1.0, math.nan], [math.inf, 50.0]]), {"inst": "a", "l2_busy_ns": "b"}, 0, 0))
+    writer.add(
+        "samples", rows_of(drained([[1.0, math.nan], [math.inf, 50.0]]), {"inst": "a", "l2_slices_busy_ns": "b"}, 0, 0)
+    )
     writer.add("samples", rows_of(drained([[3.0]]), {"l1_sectors": "c"}, 1, 0))
-    writer.add("samples", rows_of(drained([[4.0, 10.0]]), {"inst": "a", "l2_busy_ns": "b"}, 0, 1))
+    writer.add("samples", rows_of(drained([[4.0, 10.0]]), {"inst": "a", "l2_slices_busy_ns": "b"}, 0, 1))
     writer.flush()
     assert said == []
-    counters = ("inst", "l2_busy_ns", "l1_sectors")
+    counters = ("inst", "l2_slices_busy_ns", "l1_sectors")
     rows = read_table(tmp_path, "samples")
     assert [tuple(row[name] for name in counters) for row in rows] == [
         (1.0, None, None),
@@ -309,7 +312,7 @@ def test_every_sample_of_a_window_is_put_once(world: World) -> None:
     assert [row["start_ns"] for row in world.rows] == expected
     assert [row["end_ns"] for row in world.rows] == [start + INTERVAL_NS for start in expected]
     assert [row["inst"] for row in world.rows] == [
-        sampled_value("sm__inst_executed.sum", start, start + INTERVAL_NS) for start in expected
+        sampled_value(INST, start, start + INTERVAL_NS) for start in expected
     ]
     assert world.said == []
     assert layer.losses == {0: (100, 99)}
@@ -318,23 +321,39 @@ def test_every_sample_of_a_window_is_put_once(world: World) -> None:
 
 def test_groups_take_turns(world: World) -> None:
     world.run(7.0, groups=THREE_GROUPS)
+    verdicts, dram = [INST, TENSOR], ["dram__bytes_read.sum"]
+    l1 = ["l1tex__t_sectors.sum", "l1tex__t_sectors_lookup_hit.sum"]
     assert [metrics for _, metrics in world.fake.pm_configs] == [
-        [CLOCK_METRIC, *metrics]
-        for metrics in [
-            ["sm__inst_executed.sum", TENSOR],
-            ["dram__bytes_read.sum"],
-            ["l1tex__t_sectors.sum", "l1tex__t_sectors_lookup_hit.sum"],
-        ]
-        * 2
-        + [["sm__inst_executed.sum", TENSOR]]
+        [CLOCK_METRIC, *metrics] for metrics in (verdicts, dram, l1, verdicts, dram, verdicts, l1)
     ]
     windows = {round((row["start_ns"] - STARTED_NS) // S): row["counter_group"] for row in world.rows}
-    assert windows == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 2, 6: 0}
+    assert windows == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 0, 6: 2}
     assert len(world.rows) == 7 * 99
     for row in world.rows:
         columns = [CLOCK, *THREE_GROUPS[row["counter_group"]]]
         assert list(row)[4:] == columns
         assert None not in row.values()
+
+
+@pytest.mark.parametrize(
+    ("groups", "turns"), [(1, [0, 0, 0]), (2, [0, 1, 0, 1, 0, 1]), (4, [0, 1, 2, 3, 0, 1, 0, 2, 0, 3, 0, 1])]
+)
+def test_the_first_group_has_every_other_turn_once_each_had_one(groups: int, turns: list[int]) -> None:
+    assert [group_of(turn, groups) for turn in range(len(turns))] == turns
+
+
+def test_the_metric_behind_each_column_is_told_once(fake: FakeCupti) -> None:
+    notes: list[str] = []
+    cupti, came = Cupti(fake.library, "fake"), threading.Event()
+    options = Samples(groups=THREE_GROUPS[:2], window_s=0.05)
+    layer = SamplesLayer(cupti, options, lambda: {0}, lambda _: came.set(), pytest.fail, note=notes.append)
+    layer.start()
+    assert came.wait(5)
+    layer.stop()
+    assert notes == [
+        f"device 0, counter_group 0: {CLOCK} = {CLOCK_METRIC}, inst = {INST}, pipe_tensor_busy_ns = {TENSOR}",
+        f"device 0, counter_group 1: {CLOCK} = {CLOCK_METRIC}, dram_read_bytes = dram__bytes_read.sum",
+    ]
 
 
 def test_busy_times_add_up_over_the_window(world: World, fake: FakeCupti) -> None:
@@ -361,7 +380,7 @@ def test_expected_and_received_tell_the_loss(world: World, fake: FakeCupti, monk
 
 
 def test_counters_that_never_complete_are_a_visible_loss(world: World, fake: FakeCupti) -> None:
-    fake.silent = {"sm__inst_executed.sum"}
+    fake.silent = {INST}
     layer = world.run(2.0, groups=[["inst"], ["l2_bytes"]])
     assert {row["counter_group"] for row in world.rows} == {1}
     assert layer.losses == {0: (200, 99)}

@@ -293,7 +293,7 @@ def _untimed(row: Row) -> str:
 def _memory_detail(row: Row) -> str:
     levels = [
         f"{name} {values.percent(row[column])}"
-        for name, column in (("DRAM", "dram_pct"), ("L2", "l2_pct"), ("L1", "l1_pct"))
+        for name, column in (("DRAM", "dram_pct"), ("L2", "l2_pct"), ("L2 slices", "l2_slices_pct"), ("L1", "l1_pct"))
         if values.number(row[column]) is not None
     ]
     return "; ".join(filter(None, (", ".join(levels), interval(row["memory_low_pct"], row["memory_high_pct"]))))

@@ -15,6 +15,7 @@
 --   memory_pct         DOUBLE  %             Speed of light of the memory system: its busiest part.
 --   dram_pct           DOUBLE  %             Speed of light of DRAM.
 --   l2_pct             DOUBLE  %             Speed of light of the L2 cache.
+--   l2_slices_pct      DOUBLE  %             Busiest part of the L2 slices, without the fabric between them.
 --   l1_pct             DOUBLE  %             Speed of light of the L1 cache.
 --   pipe_issue_pct     DOUBLE  %             Issue slots used.
 --   pipe_alu_pct       DOUBLE  %             ALU pipe (integer, logic).
@@ -22,6 +23,7 @@
 --   pipe_fp64_pct      DOUBLE  %             FP64 pipe.
 --   pipe_xu_pct        DOUBLE  %             Transcendental and conversion pipe.
 --   pipe_lsu_pct       DOUBLE  %             Load/store pipe.
+--   pipe_adu_pct       DOUBLE  %             Address divergence pipe (branches, barriers, loads of constants).
 --   pipe_tensor_pct    DOUBLE  %             Tensor pipe.
 --   occupancy_pct      DOUBLE  %             Resident warps over the most an SM can hold.
 --   issue_active_pct   DOUBLE  %             Cycles in which a scheduler issued, of its active ones.
@@ -66,6 +68,7 @@ SELECT
     max(CASE WHEN counter = 'memory_pct' THEN value END) AS memory_pct,
     max(CASE WHEN counter = 'dram_pct' THEN value END) AS dram_pct,
     max(CASE WHEN counter = 'l2_pct' THEN value END) AS l2_pct,
+    max(CASE WHEN counter = 'l2_slices_pct' THEN value END) AS l2_slices_pct,
     max(CASE WHEN counter = 'l1_pct' THEN value END) AS l1_pct,
     max(CASE WHEN counter = 'pipe_issue_pct' THEN value END) AS pipe_issue_pct,
     max(CASE WHEN counter = 'pipe_alu_pct' THEN value END) AS pipe_alu_pct,
@@ -73,6 +76,7 @@ SELECT
     max(CASE WHEN counter = 'pipe_fp64_pct' THEN value END) AS pipe_fp64_pct,
     max(CASE WHEN counter = 'pipe_xu_pct' THEN value END) AS pipe_xu_pct,
     max(CASE WHEN counter = 'pipe_lsu_pct' THEN value END) AS pipe_lsu_pct,
+    max(CASE WHEN counter = 'pipe_adu_pct' THEN value END) AS pipe_adu_pct,
     max(CASE WHEN counter = 'pipe_tensor_pct' THEN value END) AS pipe_tensor_pct,
     max(CASE WHEN counter = 'occupancy_pct' THEN value END) AS occupancy_pct,
     max(CASE WHEN counter = 'issue_active_pct' THEN value END) AS issue_active_pct,

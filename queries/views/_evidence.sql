@@ -23,8 +23,10 @@
 --   memory_high_pct            DOUBLE   %         Upper end.
 --   dram_pct                   DOUBLE   %         Speed of light of DRAM.
 --   l2_pct                     DOUBLE   %         Speed of light of the L2 cache.
+--   l2_slices_pct              DOUBLE   %         The slices of L2, without the fabric between them.
 --   l1_pct                     DOUBLE   %         Speed of light of the L1 cache.
---   top_level                  VARCHAR  -         The one of those three that makes memory_pct: DRAM, L2 or L1.
+--   top_level                  VARCHAR  -         The one of those that makes memory_pct: DRAM, L2 (its slices if known)
+--                                                 or L1.
 --   top_level_pct              DOUBLE   %         Its percentage.
 --   pipe_tensor_pct            DOUBLE   %         Tensor pipe.
 --   pipe_fma_pct               DOUBLE   %         FMA pipe.
@@ -32,8 +34,10 @@
 --   pipe_fp64_pct              DOUBLE   %         FP64 pipe.
 --   pipe_xu_pct                DOUBLE   %         Transcendental pipe.
 --   pipe_lsu_pct               DOUBLE   %         Load/store pipe.
+--   pipe_adu_pct               DOUBLE   %         Address divergence pipe.
 --   pipe_issue_pct             DOUBLE   %         Issue slots.
---   top_pipe                   VARCHAR  -         The busiest of those: tensor, FMA, ALU, FP64, XU, LSU or issue.
+--   top_pipe                   VARCHAR  -         The busiest of those: tensor, FMA, ALU, FP64, XU, LSU, ADU or
+--                                                 issue.
 --   top_pipe_pct               DOUBLE   %         Its percentage.
 --   occupancy_pct              DOUBLE   %         Achieved occupancy.
 --   theoretical_occupancy_pct  DOUBLE   %         See _occupancy.
@@ -89,10 +93,13 @@ ranked AS (
         -- memory_pct is the maximum over its parts, so the level that binds is the one that equals
         -- it. The largest is not: lts__throughput has parts that memory_pct leaves out, and stands
         -- at 89 % in a copy whose memory_pct of 84 % is DRAM's.
-        least(abs(dram_pct - memory_pct), abs(l2_pct - memory_pct), abs(l1_pct - memory_pct)) AS level_gap,
-        greatest(dram_pct, l2_pct, l1_pct) AS highest_level_pct,
+        least(
+            abs(dram_pct - memory_pct), abs(COALESCE(l2_slices_pct, l2_pct) - memory_pct), abs(l1_pct - memory_pct)
+        ) AS level_gap,
+        greatest(dram_pct, l2_pct, l2_slices_pct, l1_pct) AS highest_level_pct,
         greatest(
-            pipe_tensor_pct, pipe_fma_pct, pipe_alu_pct, pipe_fp64_pct, pipe_xu_pct, pipe_lsu_pct, pipe_issue_pct
+            pipe_tensor_pct, pipe_fma_pct, pipe_alu_pct, pipe_fp64_pct, pipe_xu_pct, pipe_lsu_pct, pipe_adu_pct,
+            pipe_issue_pct
         ) AS top_pipe_pct
     FROM gathered
 ),
@@ -101,7 +108,7 @@ levelled AS (
         *,
         CASE level_gap
             WHEN abs(dram_pct - memory_pct) THEN 'DRAM'
-            WHEN abs(l2_pct - memory_pct) THEN 'L2'
+            WHEN abs(COALESCE(l2_slices_pct, l2_pct) - memory_pct) THEN 'L2'
             WHEN abs(l1_pct - memory_pct) THEN 'L1'
         END AS top_level
     FROM ranked
@@ -112,10 +119,15 @@ SELECT
     method, parts_missing, merged_terms,
     total_ns, mean_ns, duration_ns AS measured_ns, sm_clock_hz,
     compute_pct, compute_low_pct, compute_high_pct, memory_pct, memory_low_pct, memory_high_pct,
-    dram_pct, l2_pct, l1_pct,
+    dram_pct, l2_pct, l2_slices_pct, l1_pct,
     top_level,
-    CASE top_level WHEN 'DRAM' THEN dram_pct WHEN 'L2' THEN l2_pct WHEN 'L1' THEN l1_pct END AS top_level_pct,
-    pipe_tensor_pct, pipe_fma_pct, pipe_alu_pct, pipe_fp64_pct, pipe_xu_pct, pipe_lsu_pct, pipe_issue_pct,
+    CASE top_level
+        WHEN 'DRAM' THEN dram_pct
+        WHEN 'L2' THEN COALESCE(l2_slices_pct, l2_pct)
+        WHEN 'L1' THEN l1_pct
+    END AS top_level_pct,
+    pipe_tensor_pct, pipe_fma_pct, pipe_alu_pct, pipe_fp64_pct, pipe_xu_pct, pipe_lsu_pct, pipe_adu_pct,
+    pipe_issue_pct,
     CASE top_pipe_pct
         WHEN pipe_tensor_pct THEN 'tensor'
         WHEN pipe_fma_pct THEN 'FMA'
@@ -123,6 +135,7 @@ SELECT
         WHEN pipe_fp64_pct THEN 'FP64'
         WHEN pipe_xu_pct THEN 'XU'
         WHEN pipe_lsu_pct THEN 'LSU'
+        WHEN pipe_adu_pct THEN 'ADU'
         WHEN pipe_issue_pct THEN 'issue'
     END AS top_pipe,
     top_pipe_pct,

@@ -25,8 +25,8 @@
 --   share                      DOUBLE   1         total_ns over that of all classes, 0 to 1.
 --   bound                      VARCHAR  -         memory, compute, latency, balanced, communication, launch or
 --                                                 undetermined.
---   level_or_pipe              VARCHAR  -         memory: DRAM, L2 or L1; compute: tensor, FMA, ALU, FP64, XU, LSU
---                                                 or issue: the busiest one measured. Else NULL.
+--   level_or_pipe              VARCHAR  -         memory: DRAM, L2 or L1; compute: tensor, FMA, ALU, FP64, XU, LSU,
+--                                                 ADU or issue: the busiest one measured. Else NULL.
 --   compute_pct                DOUBLE   %         Speed of light of the SM, mean of the measured launches.
 --   memory_pct                 DOUBLE   %         Speed of light of the memory system.
 --   occupancy_pct              DOUBLE   %         Achieved occupancy.
@@ -46,6 +46,7 @@
 --   memory_high_pct            DOUBLE   %         Upper end.
 --   dram_pct                   DOUBLE   %         Speed of light of DRAM.
 --   l2_pct                     DOUBLE   %         Speed of light of the L2 cache.
+--   l2_slices_pct              DOUBLE   %         Its slices, without the fabric between them: part of memory_pct.
 --   l1_pct                     DOUBLE   %         Speed of light of the L1 cache.
 --   pipe_tensor_pct            DOUBLE   %         Tensor pipe.
 --   pipe_fma_pct               DOUBLE   %         FMA pipe.
@@ -53,6 +54,7 @@
 --   pipe_fp64_pct              DOUBLE   %         FP64 pipe.
 --   pipe_xu_pct                DOUBLE   %         Transcendental pipe.
 --   pipe_lsu_pct               DOUBLE   %         Load/store pipe.
+--   pipe_adu_pct               DOUBLE   %         Address divergence pipe: branches, barriers, loads of constants.
 --   pipe_issue_pct             DOUBLE   %         Issue slots.
 --   issue_active_pct           DOUBLE   %         Active cycles in which a scheduler issued.
 --   theoretical_occupancy_pct  DOUBLE   %         The most that registers, shared memory and block size allow.
@@ -295,8 +297,9 @@ SELECT
     launches_measured, launches_untimed, launches_in_graphs,
     mean_ns, measured_ns, sm_clock_hz,
     compute_low_pct, compute_high_pct, memory_low_pct, memory_high_pct,
-    dram_pct, l2_pct, l1_pct,
-    pipe_tensor_pct, pipe_fma_pct, pipe_alu_pct, pipe_fp64_pct, pipe_xu_pct, pipe_lsu_pct, pipe_issue_pct,
+    dram_pct, l2_pct, l2_slices_pct, l1_pct,
+    pipe_tensor_pct, pipe_fma_pct, pipe_alu_pct, pipe_fp64_pct, pipe_xu_pct, pipe_lsu_pct, pipe_adu_pct,
+    pipe_issue_pct,
     issue_active_pct, theoretical_occupancy_pct, occupancy_limiter, waves,
     l1_hit_pct, l2_hit_pct,
     dram_bytes, l2_bytes, l1_bytes,
