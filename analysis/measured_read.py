@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,8 @@ from nanalyze.analysis import run as runs
 from nanalyze.analysis import statistics
 from nanalyze.rundir.counters import COUNTERS
 from nanalyze.rundir.errors import RunError
+from nanalyze.rundir.measurement import ATTRIBUTE
 
-KEY = "measure"  # the attribute that marks ranges of a measurement
 TIMES = {
     "total_ns": "ns",
     "step_ns": "ns",
@@ -23,6 +24,7 @@ TIMES = {
     "launches": "launches",
     "host_ns": "ns",
 }
+Combine = Mapping[str, str | Callable[[float, float], float]]
 # SM clocks further apart than this, as a share, are flagged: time follows the clock one to one.
 CLOCK_SHARE = 0.01
 # NVML's reasons that slow a device down against its will.
@@ -45,6 +47,12 @@ class Block:
     parameters: Mapping[str, Any]
     collected: Mapping[str, Any]
     errors: Mapping[str, str]
+    failed_ns: Mapping[str, int]
+
+    def is_partial(self, variant: str, start_ns: int) -> bool:
+        """Whether an entry into a variant's range is of a call that failed, so that launches may be missing."""
+        starts = self.failed_ns.values() if self.inside else [self.failed_ns.get(variant, start_ns + 1)]
+        return any(start_ns >= failed for failed in starts)
 
 
 @dataclass
@@ -83,7 +91,8 @@ class Point:
 # --- reading -----------------------------------------------------------------------------------
 
 
-def read(run: runs.Run, measurement: str | None) -> tuple[dict[str, Any], list[Point]]:
+def read(run: runs.Run, measurement: str | None, combine: Combine | None = None) -> tuple[dict[str, Any], list[Point]]:
+    """What a measurement was asked to do, and what it found; `combine` as in `recorder.measure`. Raises RunError."""
     table = run.arrow(
         "SELECT process, range_id, parent_id, name, start_ns, end_ns, attributes FROM ranges "
         "WHERE source = 'annotate' ORDER BY start_ns, process, range_id"
@@ -94,19 +103,29 @@ def read(run: runs.Run, measurement: str | None) -> tuple[dict[str, Any], list[P
     blocks = _blocks(table, str(settings["id"]))
     entries = _entries(table, blocks)
     points = _points(blocks)
+    # An appended measurement may lie in the run of a long job: its launches are not read.
+    processes = {"processes": sorted({block.process for block in blocks})}
     launches = run.sql(  # nullable integers, as nanoseconds do not fit into float64
         "SELECT k.process, k.range_id, k.kernel_class_id, k.start_ns, k.end_ns, k.duration_ns, k.duration_method, "
         "k.correlation_id, c.name AS kernel FROM kernels AS k "
         "LEFT JOIN (SELECT kernel_class_id, min(name) AS name FROM kernel_classes GROUP BY kernel_class_id) AS c "
-        "ON c.kernel_class_id = k.kernel_class_id WHERE k.range_id IS NOT NULL"
+        "ON c.kernel_class_id = k.kernel_class_id "
+        "WHERE k.range_id IS NOT NULL AND k.process IN (SELECT unnest(CAST($processes AS VARCHAR[])))",
+        processes,
     )
     found = entries.merge(launches, on=["process", "range_id"], how="inner")
     if settings.get("ignore"):
         found = found[~found["kernel"].fillna("").str.contains(settings["ignore"], regex=True)]
-    _add_times(points, entries, found)
-    _add_counters(points, found, run)
+    _add_times(points, entries, found, _mapping(settings.get("collect_units")))
+    _add_counters(points, found, run, combine or {})
     _add_clocks(points, blocks, entries, run)
     return settings, list(points.values())
+
+
+def measurements(run: runs.Run, label: str) -> int:
+    """How many measurements of a run have a configuration of that label."""
+    rows = run.arrow("SELECT attributes FROM ranges WHERE name = $name ORDER BY start_ns", {"name": label}).to_pylist()
+    return len({str(about.get("id")) for row in rows if "phase" in (about := _about_range(row))})
 
 
 def _settings(table: Sequence[Mapping[str, Any]], measurement: str | None) -> dict[str, Any] | None:
@@ -125,56 +144,78 @@ def _attributes(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _about_range(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = _attributes(row).get(KEY)
+    found = _attributes(row).get(ATTRIBUTE)
     return found if isinstance(found, dict) else {}
 
 
 def _blocks(table: Sequence[Mapping[str, Any]], measurement: str) -> list[Block]:
-    found = []
-    for row in table:
-        attributes = _attributes(row)
-        about = _about_range(row)
-        if about.get("id") != measurement or "phase" not in about or row["end_ns"] is None:
-            continue
-        found.append(
-            Block(
-                row["process"], row["range_id"], row["name"], row["start_ns"], row["end_ns"],
-                about["configuration"], about["phase"], about["inside"], about["variants"],
-                {name: attributes.get(name) for name in about["parameters"]},
-                about.get("collected", {}), about.get("errors", {}),
-            )
-        )  # fmt: skip
-    return found
+    found = (_block(row) for row in table if _about_range(row).get("id") == measurement)
+    return [block for block in found if block is not None]
+
+
+def _block(row: Mapping[str, Any]) -> Block | None:
+    """The block that a range is; None of other ranges, and where what it says is not what the recorder writes."""
+    attributes, about = _attributes(row), _about_range(row)
+    kinds = {"phase": str, "configuration": int, "inside": bool, "variants": list, "parameters": list}
+    if row["end_ns"] is None or not all(isinstance(about.get(name), kind) for name, kind in kinds.items()):
+        return None
+    collected, errors, failed = (_mapping(about.get(name)) for name in ("collected", "errors", "failed_ns"))
+    return Block(
+        row["process"], row["range_id"], row["name"], row["start_ns"], row["end_ns"],
+        about["configuration"], about["phase"], about["inside"], [str(name) for name in about["variants"]],
+        {str(name): attributes.get(str(name)) for name in about["parameters"]},
+        collected, {name: str(error) for name, error in errors.items()},
+        {name: at for name, at in failed.items() if isinstance(at, int)},
+    )  # fmt: skip
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _entries(table: Sequence[Mapping[str, Any]], blocks: Sequence[Block]) -> pd.DataFrame:
     """Every range in a variant's (itself included), with configuration, phase and number of that entry.
 
     Columns: process, range_id, configuration, phase, variant, entry (a number for the whole table),
-    host_ns, start_ns, end_ns (of the entry), block.
+    host_ns, entry_start_ns, entry_end_ns, block, collected (what was collected after its call, by name).
     """
     by_id = {(block.process, block.range_id): number for number, block in enumerate(blocks)}
     roots: dict[tuple[str, int], dict[str, Any]] = {}
+    calls: dict[int, list[dict[str, Any]]] = {}  # by block: entries of the call whose end has not come
     rows = []
     for row in table:  # a range comes after the one that encloses it
         here, parent = (row["process"], row["range_id"]), (row["process"], row["parent_id"])
         if parent in by_id and row["end_ns"] is not None:
-            block = blocks[by_id[parent]]
-            roots[here] = {
-                "configuration": block.configuration, "phase": block.phase, "variant": row["name"],
-                "entry": len(roots), "host_ns": row["end_ns"] - row["start_ns"],
-                "entry_start_ns": row["start_ns"], "entry_end_ns": row["end_ns"], "block": by_id[parent],
-            }  # fmt: skip
+            number = by_id[parent]
+            if about := _about_range(row):
+                collected = _mapping(about.get("collected"))
+                for entry in calls.pop(number, []) if collected else []:
+                    entry["collected"] = collected
+                continue
+            if blocks[number].is_partial(row["name"], row["start_ns"]):
+                continue
+            roots[here] = _entry(row, blocks[number], number, len(roots))
+            calls.setdefault(number, []).append(roots[here])
         elif parent in roots:
             roots[here] = roots[parent]
         else:
             continue
-        rows.append({"process": here[0], "range_id": here[1], **roots[here]})
+        rows.append((here, roots[here]))
     columns = [
         "process", "range_id", "configuration", "phase", "variant", "entry", "host_ns",
-        "entry_start_ns", "entry_end_ns", "block",
+        "entry_start_ns", "entry_end_ns", "block", "collected",
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(
+        [{"process": process, "range_id": range_id, **entry} for (process, range_id), entry in rows], columns=columns
+    )
+
+
+def _entry(row: Mapping[str, Any], block: Block, number: int, entry: int) -> dict[str, Any]:
+    return {
+        "configuration": block.configuration, "phase": block.phase, "variant": row["name"],
+        "entry": entry, "host_ns": row["end_ns"] - row["start_ns"],
+        "entry_start_ns": row["start_ns"], "entry_end_ns": row["end_ns"], "block": number, "collected": {},
+    }  # fmt: skip
 
 
 Points = dict[tuple[int, str | None], Point]
@@ -195,8 +236,11 @@ def _points(blocks: Sequence[Block]) -> Points:
     return found
 
 
-def _add_times(points: Points, entries: pd.DataFrame, found: pd.DataFrame) -> None:
-    """Undisturbed figures of each repetition. One with a launch of unknown time is left out."""
+def _add_times(points: Points, entries: pd.DataFrame, found: pd.DataFrame, units: Mapping[str, Any]) -> None:
+    """Undisturbed figures of each repetition, and what was collected after it.
+
+    One with a launch of unknown time is left out.
+    """
     whole = entries[entries["phase"] == "times"].drop_duplicates("entry")
     timed = found[found["phase"] == "times"].sort_values(["entry", "start_ns", "end_ns"])
     numbers = _per_entry(timed)
@@ -213,6 +257,16 @@ def _add_times(points: Points, entries: pd.DataFrame, found: pd.DataFrame) -> No
             values = known[name].to_numpy(dtype=float)
             if len(values) and not np.isnan(values).any():
                 point.metrics[name] = Series(values, unit, "timeline").summarise()
+        _add_collected(point, known["collected"].tolist(), units)
+
+
+def _add_collected(point: Point, collected: Sequence[Mapping[str, Any]], units: Mapping[str, Any]) -> None:
+    for name in dict.fromkeys(name for each in collected for name in each):
+        numbers = [each.get(name) for each in collected]
+        values = np.array([value for value in numbers if isinstance(value, int | float)], dtype=float)
+        if len(values) and name not in point.metrics:
+            unit = units.get(name)
+            point.metrics[name] = Series(values, None if unit is None else str(unit), "collected").summarise()
 
 
 def _per_entry(timed: pd.DataFrame) -> pd.DataFrame:
@@ -246,8 +300,14 @@ def _per_entry(timed: pd.DataFrame) -> pd.DataFrame:
 _BY_RAW = {raw: counter for counter in reversed(COUNTERS) for raw in counter.raw}
 
 
-def _add_counters(points: Points, found: pd.DataFrame, run: runs.Run) -> None:
-    """Exact counters of each repetition: sums over its launches, or means weighted by their time.
+def counter_name(metric: str) -> str:
+    """What this project calls CUPTI's metric; its own name where it has none."""
+    counter = _BY_RAW.get(metric)
+    return counter.name if counter is not None else metric
+
+
+def _add_counters(points: Points, found: pd.DataFrame, run: runs.Run, combine: Combine) -> None:
+    """Exact counters of each repetition: sums over its launches, or means weighted by their time, or as asked for.
 
     Only of repetitions of which every launch was measured: a sum over some of them would be too small.
     """
@@ -268,17 +328,22 @@ def _add_counters(points: Points, found: pd.DataFrame, run: runs.Run) -> None:
             continue
         by = group.groupby("entry")
         is_whole = by.size() == launches.reindex(by.size().index)
-        values = _combined(group, str(metric))[is_whole].to_numpy(dtype=float)
         counter = _BY_RAW.get(str(metric))
-        name = counter.name if counter is not None else str(metric)
+        name = counter_name(str(metric))
+        how = combine.get(name, combine.get(str(metric), "sum" if str(metric).endswith(".sum") else "mean"))
+        values = _combined(group, how)[is_whole].to_numpy(dtype=float)
         if len(values) and name not in point.metrics:
             point.metrics[name] = Series(values, counter.unit if counter else None, "exact").summarise()
 
 
-def _combined(group: pd.DataFrame, metric: str) -> pd.Series[float]:
-    """One value an entry: the sum of what adds up, else the mean by time (plain where no time is known)."""
-    if metric.endswith(".sum"):
-        return group.groupby("entry")["value"].sum()
+def _combined(group: pd.DataFrame, how: str | Callable[[float, float], float]) -> pd.Series[float]:
+    """One value an entry from those of its launches: "mean" is by time (plain where no time is known)."""
+    values = group.groupby("entry")["value"]
+    if callable(how):
+        return values.agg(lambda found: functools.reduce(how, found)).astype(float)
+    if how != "mean":
+        found: pd.Series[float] = values.agg(how)
+        return found
     weights = group["weight"].fillna(group["weight"].mean()).fillna(1.0)
     weighted = (group["value"] * weights).groupby(group["entry"]).sum()
     return weighted / weights.groupby(group["entry"]).sum()

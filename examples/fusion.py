@@ -135,11 +135,9 @@ def no_gain(out: Path) -> None:
 
 
 def show(result: Any, picture: Path, a: str, b: str, **parameters: Any) -> None:
-    """Times of all configurations, the comparison of one, and its waterfall as a picture."""
+    """Times of all configurations, the comparison of one, and its waterfall; failures were printed as they came."""
     times = result.to_pandas().query("metric == 'total_ns'")
     print(times[["configuration", "variant", "value", "low", "high"]].to_string(index=False))
-    for line in [*result.warnings, *(f"failed: {key}: {error}" for key, error in result.failures.items())]:
-        print(line)
     if any(variant in (a, b) for _, variant in result.failures):
         return
     comparison = result.compare(a, b, **parameters)

@@ -113,9 +113,8 @@ def _take(uuid: str, mode: str) -> Path:
     held = _read(path)
     if held is not None and not held.is_stale:
         raise RecorderError(f"process {held.pid} holds the clocks of {uuid} ({held.mode}): wait for it, or stop it")
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
     try:
+        path.unlink(missing_ok=True)  # a stale one may be another user's, who alone may remove it
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

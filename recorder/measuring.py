@@ -24,6 +24,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import math
 import random
 import re
 import sys
@@ -38,8 +39,9 @@ from typing import TYPE_CHECKING, Any
 from nanalyze.recorder import caches, clocks, device, passes, ranges, sweep
 from nanalyze.recorder.progress import Bar
 from nanalyze.recorder.session import Recorder, UnderWay, warn
-from nanalyze.recorder.sweep import ATTRIBUTE, Configuration, Plan
+from nanalyze.recorder.sweep import Configuration, Plan
 from nanalyze.rundir.errors import NanalyzeError, RecorderError
+from nanalyze.rundir.measurement import ATTRIBUTE, COLLECTED, WARM_UP
 
 if TYPE_CHECKING:
     from nanalyze.analysis.measured import Measured
@@ -49,6 +51,7 @@ READ_EVERY_S = 0.1  # at most so often clocks are read between two calls
 ANY_NUMBER = 1 << 40
 # Repetitions until the interval is narrow enough: the blocks double, and this is when that ends.
 MOST_REPETITIONS = 2_000
+MOST_WARNINGS = 6  # printed; the result has them all
 
 
 def measure(functions: Any = None, configurations: Any = None, **options: Any) -> Any:
@@ -73,7 +76,11 @@ def measure(functions: Any = None, configurations: Any = None, **options: Any) -
     `counters`: "verdict", "full", a list of counters or metrics, or None; of `counter_repetitions` calls.
     `ignore`: a regular expression; kernels whose name matches count for nothing.
     `derive`: by name, functions of (metrics, **parameters) or pairs of one and its unit.
+    `combine`: by counter, how those of several launches in a call become one: "sum", "mean" (by time), "max", "min"
+    or a function of two numbers. Default: sums of what adds up, else the mean.
     `collect`: by name, functions of (**parameters), called once a configuration, kept as its attributes.
+    `collect_each`: by name, functions of (**parameters) that give a number or None, or pairs of one and its unit:
+    called after each timed call, outside of its range; further metrics.
     `keep`: whether the last value each variant returned is kept, in `result.values`.
     `synchronize`: whether the device is waited for after each range.
     `run_dir` (a name with the time by default), `append`, `progress` (whether a bar is shown).
@@ -99,7 +106,7 @@ class Measuring:
 
     def __init__(self, function: Callable[..., Any], configurations: Any, plan: Plan) -> None:
         self.function = function
-        self.configurations = configurations
+        self.configurations = sweep.kept(configurations)
         self.plan = plan
         functools.update_wrapper(self, function)
 
@@ -126,7 +133,18 @@ def _run(functions: dict[str, Callable[..., Any]], configurations: Any, plan: Pl
     runner.run()
     from nanalyze.analysis.measured import Measured
 
-    return Measured(Path(str(plan.run_dir)), runner.id, derive=plan.derive, values=runner.values)
+    result = Measured(
+        Path(str(plan.run_dir)), runner.id, derive=plan.derive, combine=plan.combine, values=runner.values
+    )
+    _tell(result.warnings)
+    return result
+
+
+def _tell(lines: Sequence[str]) -> None:
+    for line in lines[:MOST_WARNINGS]:
+        warn(line)
+    if len(lines) > MOST_WARNINGS:
+        warn(f"{len(lines) - MOST_WARNINGS} more warnings are in the result's `warnings`")
 
 
 @dataclass
@@ -139,6 +157,7 @@ class _State:
     variants: list[str] = field(default_factory=list)  # functions to call
     annotations: list[str] = field(default_factory=list)  # inside of the one function; none if it is one variant
     errors: dict[str, str] = field(default_factory=dict)
+    failed_ns: dict[str, int] = field(default_factory=dict)  # when the call began that did not end well
     collected: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -172,6 +191,7 @@ class _Sweep:
         needs_uuid = self.plan.clocks != "none" or self.plan.headroom_c is not None
         self._uuid = _uuid_in_use() if needs_uuid else None
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_settled_objects())
             held = stack.enter_context(clocks.HeldClocks(self.plan.clocks, self._uuid, warn))
             self._clocks = held.refusal or ("held" if held.is_held else "not touched")
             if self.plan.cache == "cold":
@@ -299,16 +319,24 @@ class _Sweep:
             trouble = clocks.await_headroom(self._uuid, self.plan.headroom_c, self.plan.headroom_limit_s)
             if trouble is not None:
                 warn(f"{configuration.label}: measured all the same: {trouble}")
-        with _noted(state, state.alive), _unseen():
-            state.args, state.kwargs = self._arguments(configuration)
+        with self._aside():
+            with _noted(state, state.alive), _unseen():
+                state.args, state.kwargs = self._arguments(configuration)
+                if phase == TIMES:
+                    self._collect(configuration)
             if phase == TIMES:
-                collected = {name: collect(**configuration.parameters) for name, collect in self.plan.collect.items()}
-                self._collected[configuration.index] = {n: sweep.plain(value) for n, value in collected.items()}
+                self._warm_up(state)
         state.collected = self._collected.get(configuration.index, {})
-        if phase == TIMES:
-            self._warm_up(state)
         state.annotations = self._annotations.get(configuration.index, [])
         return state
+
+    def _aside(self) -> ranges.annotate:
+        """The range of what is launched for no measurement, so that reports can show it apart."""
+        return _range(WARM_UP, {ATTRIBUTE: {"id": self.id}})
+
+    def _collect(self, configuration: Configuration) -> None:
+        found = {name: collect(**configuration.parameters) for name, collect in self.plan.collect.items()}
+        self._collected[configuration.index] = {name: sweep.plain(value) for name, value in found.items()}
 
     def _arguments(self, configuration: Configuration) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if self.plan.setup is None:
@@ -353,6 +381,7 @@ class _Sweep:
             "variants": state.annotations or list(self.functions),
             "parameters": list(configuration.parameters),
             "collected": state.collected,
+            "failed_ns": state.failed_ns,
         }
         started = time.monotonic() if started is None else started
         with _range(configuration.label, {**configuration.attributes, ATTRIBUTE: about}):
@@ -361,18 +390,20 @@ class _Sweep:
                 if number >= 2 and self.plan.limit_s is not None and time.monotonic() - started >= self.plan.limit_s:
                     bar.step(configuration.label, repetitions - number)
                     break
-                self._repetition(state, recording)
+                self._repetition(state, recording, phase)
                 bar.step(configuration.label)
             recording.observe()
             if state.errors:
                 about["errors"] = state.errors
 
-    def _repetition(self, state: _State, recording: Recorder) -> None:
+    def _repetition(self, state: _State, recording: Recorder, phase: str) -> None:
         order = state.alive
         self._random.shuffle(order)
         for name in order:
-            with _noted(state, [name]):
+            with _noted(state, [name]), _timed_if_failed(state, name):
                 self._once(state, name)
+                if phase == TIMES and self.plan.collect_each:
+                    self._collect_each(state)
             if time.monotonic() - self._read_at.get(name, float("-inf")) >= READ_EVERY_S:
                 recording.observe()
                 self._read_at[name] = time.monotonic()
@@ -380,7 +411,7 @@ class _Sweep:
     def _once(self, state: _State, name: str) -> None:
         """One measured call."""
         if self.plan.cache == "warm":
-            with _unseen():
+            with self._aside(), _unseen():
                 self._call(state, name)
         if state.annotations:
             value = self._call(state, name)
@@ -392,11 +423,23 @@ class _Sweep:
         if self.plan.keep:
             self.values[state.configuration.label, name] = value
 
+    def _collect_each(self, state: _State) -> None:
+        """An empty range behind the call holds what was collected after it."""
+        found = {}
+        for name, given in self.plan.collect_each.items():
+            collect = given[0] if isinstance(given, tuple) else given
+            with _unseen():
+                value = collect(**state.configuration.parameters)
+            number = None if value is None else float(value)
+            found[name] = number if number is not None and math.isfinite(number) else None
+        with _range(COLLECTED, {ATTRIBUTE: {"id": self.id, "collected": found}}):
+            pass
+
     def _before_range(self, annotation: ranges.annotate, parent: ranges.OpenRange | None) -> None:
         """Empties L2 before a variant's range opens: before those directly in a block's."""
-        if self._flush is None or parent is None or ATTRIBUTE not in parent.annotation.attributes:
-            return
-        self._flush.flush()
+        is_variant = parent is not None and "phase" in _about(parent.annotation) and not _about(annotation)
+        if self._flush is not None and is_variant:
+            self._flush.flush()
 
     def _finish(self, state: _State) -> None:
         """Remember what failed, and let go of the configuration's memory."""
@@ -412,6 +455,12 @@ def _range(name: str, attributes: dict[str, Any]) -> ranges.annotate:
     return found
 
 
+def _about(annotation: ranges.annotate) -> dict[str, Any]:
+    """What a range of the measurement's own says of itself; empty for ranges of the job."""
+    found = annotation.attributes.get(ATTRIBUTE)
+    return found if isinstance(found, dict) else {}
+
+
 @contextlib.contextmanager
 def _noted(state: _State, names: Sequence[str]) -> Iterator[None]:
     """An exception of the measured code ends those variants of the configuration, and nothing else."""
@@ -424,6 +473,17 @@ def _noted(state: _State, names: Sequence[str]) -> Iterator[None]:
         warn(f"{state.configuration.label}, {', '.join(names)}: failed: {message}")
         _let_go(error)
         release_memory()
+
+
+@contextlib.contextmanager
+def _timed_if_failed(state: _State, name: str) -> Iterator[None]:
+    """When a call began that ends with an exception, Ctrl-C too: of its launches some are missing."""
+    started = time.time_ns()
+    try:
+        yield
+    except BaseException:
+        state.failed_ns[name] = started
+        raise
 
 
 def _let_go(error: BaseException | None) -> None:
@@ -441,10 +501,26 @@ def _unseen(log: ranges.RangeLog | None = None) -> Iterator[None]:
     """Ranges opened meanwhile are none of the run's: they go to `log`, or nowhere."""
     before = ranges._log
     ranges.set_log(log)
+    place = ranges._current.set(None)
     try:
         yield
     finally:
+        ranges._current.reset(place)
         ranges.set_log(before)
+
+
+@contextlib.contextmanager
+def _settled_objects() -> Iterator[None]:
+    """Garbage is looked for among new objects only: pandas and its like leave 60,000, which take 50 ms each time."""
+    if gc.get_freeze_count():  # the job does so itself
+        yield
+        return
+    gc.collect()  # what is garbage now may hold memory of the device, and would stay
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def release_memory() -> None:

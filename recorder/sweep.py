@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from typing import Any
 from nanalyze.recorder.exact import FULL, VERDICT
 from nanalyze.rundir.counters import COUNTERS
 from nanalyze.rundir.errors import RecorderError
+from nanalyze.rundir.measurement import ATTRIBUTE, COMBINATIONS
 
 CACHES = ("none", "cold", "warm")
-ATTRIBUTE = "measure"  # of the ranges that a measurement opens; no parameter may have this name
 LONGEST_VALUE = 60
 UNNAMED = "measure"  # the label of a configuration without parameters
 
@@ -76,6 +76,13 @@ def _items(given: Any) -> Iterable[Any]:
     return given  # type: ignore[no-any-return]
 
 
+def kept(given: Any) -> Any:
+    """`given` in a form that can be gone through again and again: iterators become lists."""
+    if isinstance(given, Mapping):
+        return {name: list(values) if isinstance(values, Iterator) else values for name, values in given.items()}
+    return list(given) if isinstance(given, Iterator) else given
+
+
 def _is_iterable(value: Any) -> bool:
     return isinstance(value, Iterable)
 
@@ -129,6 +136,8 @@ def _name(function: Any) -> str:
 
 
 Derived = Mapping[str, Callable[..., float] | tuple[Callable[..., float], str]]
+Collected = Mapping[str, Callable[..., float | None] | tuple[Callable[..., float | None], str]]
+Combine = Mapping[str, str | Callable[[float, float], float]]
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,9 @@ class Plan:
     counter_repetitions: int = 2
     ignore: str | None = None
     derive: Derived = field(default_factory=dict)
+    combine: Combine = field(default_factory=dict)
     collect: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    collect_each: Collected = field(default_factory=dict)
     keep: bool = True
     synchronize: bool = True
     progress: bool | None = None
@@ -172,6 +183,11 @@ class Plan:
                 re.compile(self.ignore)
             except (re.error, TypeError) as error:
                 raise RecorderError(f"ignore={self.ignore!r}: not a regular expression: {error}") from None
+        for name, how in self.combine.items():
+            if how not in COMBINATIONS and not callable(how):
+                raise RecorderError(
+                    f"combine: {name!r} by {how!r}: give {', '.join(COMBINATIONS)} or a function of two"
+                )
         self.metrics()  # so that a wrong one is found before anything ran
         from nanalyze.recorder import clocks
 
@@ -180,7 +196,8 @@ class Plan:
     def metrics(self) -> str | list[str] | None:
         """What `Exact(metrics=)` takes: a set's name, or raw metrics; None for no counters.
 
-        Counters of `nanalyze.rundir.counters` may be given by their names.
+        Counters of `nanalyze.rundir.counters` may be given by their names. The duration is always among them:
+        beside the undisturbed time it says what counting did to the measurement.
         """
         if self.counters is None or self.counters is False:
             return None
@@ -192,9 +209,10 @@ class Plan:
             return self.counters
         known = {counter.name: list(counter.raw) for counter in COUNTERS}
         raw = [name for given in self.counters for name in known.get(str(given), [str(given)])]
-        return list(dict.fromkeys(raw)) or None
+        return list(dict.fromkeys([*raw, *known["duration_ns"]])) if raw else None
 
     def settings(self) -> dict[str, Any]:
         """What the run directory keeps of it."""
         kept = ("repetitions", "until_pct", "limit_s", "warmup", "seed", "cache", "clocks", "headroom_c", "ignore")
-        return {name: getattr(self, name) for name in kept} | {"counters": self.metrics()}
+        units = {name: given[1] for name, given in self.collect_each.items() if isinstance(given, tuple)}
+        return {name: getattr(self, name) for name in kept} | {"counters": self.metrics(), "collect_units": units}

@@ -74,7 +74,7 @@ def test_the_flush_is_in_no_range(gpu: MeasuringGpu, tmp_path: Path, monkeypatch
     monkeypatch.setattr(caches.L2Flush, "flush", watched)
     recorder.measure({"f": lambda: gpu.run("k")}, repetitions=3, counters=None, cache="cold", run_dir=tmp_path / "run")
     assert open_at_flush == [["measure"]] * 3  # the block's only
-    assert len(read_table(tmp_path / "run", "ranges")) == 5
+    assert len(read_table(tmp_path / "run", "ranges")) == 6
 
 
 def test_warm_calls_each_variant_before_it_is_measured(gpu: MeasuringGpu, tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_counters_of_cold_caches_take_one_pass_each(gpu: MeasuringGpu, tmp_path:
     )  # fmt: skip
     rows = read_table(tmp_path / "run", "exact")
     assert {row["passes"] for row in rows} == {1}
-    assert sorted({row["metric"] for row in rows}) == METRICS
-    assert len(rows) == 2 * len(METRICS)
+    assert sorted({row["metric"] for row in rows}) == ["gpu__time_duration.sum", *METRICS]
+    assert len(rows) == 2 * (len(METRICS) + 1)
     assert gpu.log == [*FLUSH, "k"] * 7  # once timed, twice for each of three groups
 
 
@@ -184,3 +184,15 @@ def test_a_wrong_carveout_is_refused(gpu: MeasuringGpu, shared: Any) -> None:
     with pytest.raises(RecorderError, match="give default, l1, shared or a percentage from 0 to 100"):
         caches.carveout(0xF, shared)
     assert gpu.log == []
+
+
+def test_the_carve_out_is_a_parameter_like_others(gpu: MeasuringGpu) -> None:
+    def setup(carveout: str | int) -> tuple[()]:
+        caches.carveout(77, carveout)
+        return ()
+
+    recorder.measure(
+        {"f": lambda: gpu.run("k")}, {"carveout": ["l1", 50]}, setup=setup, repetitions=2, warmup=0, counters=None
+    )
+    attribute = "carveout"
+    assert gpu.log == [("attribute", 77, attribute, 0), "k", "k", ("attribute", 77, attribute, 50), "k", "k"]

@@ -119,6 +119,13 @@ def test_a_measurement_holds_them_throughout(gpu: MeasuringGpu) -> None:
     assert (result.settings["clocks"], result.settings["clocks_in_effect"]) == (1410, "held")
 
 
+@pytest.mark.parametrize(("ran", "lines"), [(1410, []), (1755, ["clocks=1410: the SM ran at 1755 MHz all the same"])])
+def test_another_clock_than_was_asked_for_is_said(gpu: MeasuringGpu, ran: int, lines: list[str]) -> None:
+    gpu.nvml.clocks_mhz = [ran]
+    result = recorder.measure({"f": lambda: gpu.run("k")}, repetitions=2, counters=None, clocks=1410)
+    assert result.warnings == lines
+
+
 def test_clocks_that_cannot_be_given_back_leave_the_lock(nvml: MeasuringNvml) -> None:
     said: list[str] = []
     with held("base", nvml, said):

@@ -220,3 +220,16 @@ def test_a_code_span_cannot_be_left(name: str) -> None:
     assert span[0] == span[-1] == "`"
     assert not set("`|\n\r\x1b\u202e") & set(span[1:-1])
     assert span[1:-1].strip()
+
+
+def test_the_page_s_example_is_what_the_command_prints() -> None:
+    repository = Path(__file__).parents[1]
+    page = (repository / "docs/compare.md").read_text(encoding="utf-8")
+    block = page[page.index("    $ nanalyze compare examples/h200-sample") :].split("\n\nBoth read")[0]
+    sample = repository / "examples/h200-sample"
+    done = run(sample, "--ranges", "softmax,triton_softmax")
+    assert done.exit_code == 0, done.output
+    printed = [" ".join(line.split()) for line in done.output.splitlines()]
+    shown = [" ".join(line.split()) for line in block.splitlines()[1:] if line.strip()]
+    assert len(shown) == 11
+    assert [line for line in shown if line not in printed] == []

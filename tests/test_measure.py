@@ -11,15 +11,16 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from fake_cupti import value_of
+from click.testing import CliRunner
 from fake_gpu import read_table
 from fake_measuring import MeasuringGpu
 
 import nanalyze.analysis as na
-from nanalyze import recorder
+from nanalyze import commands, recorder
 from nanalyze.analysis import measured, measured_read
 from nanalyze.recorder import measuring
 from nanalyze.rundir.errors import RecorderError, RunError
+from nanalyze.rundir.measurement import WARM_UP
 
 METRIC = "unit__a.sum"
 
@@ -141,13 +142,32 @@ def test_the_order_is_random_and_repeatable(gpu: MeasuringGpu, tmp_path: Path) -
     assert (about["seed"], about["repetitions"], about["cache"], about["clocks"]) == (2, 6, "none", "none")
 
 
-def test_warm_up_is_in_no_range(gpu: MeasuringGpu, tmp_path: Path) -> None:
+def test_warm_up_is_in_a_range_of_its_own(gpu: MeasuringGpu, tmp_path: Path) -> None:
     recorder.measure({"f": lambda: gpu.run("k")}, repetitions=2, warmup=5, counters=None, run_dir=tmp_path / "run")
     assert gpu.log == ["k"] * 7
     assert [row["name"] for row in read_table(tmp_path / "run", "ranges")].count("f") == 2
     with na.open(tmp_path / "run") as run:
-        found = run.sql("SELECT count(*) AS n, count(range_id) AS inside FROM kernels")
-    assert (found["n"][0], found["inside"][0]) == (7, 2)
+        found = run.sql(
+            "SELECT r.name, count(*) AS n FROM kernels JOIN ranges AS r USING (process, range_id) GROUP BY 1"
+        )
+    assert dict(found.to_numpy()) == {WARM_UP: 5, "f": 2}
+
+
+def test_the_report_shows_warm_up_apart(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    recorder.measure(
+        {"f": lambda: gpu.run("k", 1000)}, repetitions=2, warmup=5, counters=None, run_dir=tmp_path / "run"
+    )
+    line = "5 launches, 5.00 µs of kernel time, were set-up and warm-up of recorder.measure"
+    assert line in report_text(tmp_path / "run")
+    with recorder.record(tmp_path / "other"), recorder.annotate("f"):
+        gpu.run("k")
+    assert "recorder.measure" not in report_text(tmp_path / "other")
+
+
+def report_text(run: Path) -> str:
+    done = CliRunner().invoke(commands.main, ["report", str(run), "--format", "md"])
+    assert done.exit_code == 0, done.output
+    return done.output.replace("\u202f", " ").replace("\u2009", " ")
 
 
 def test_configurations_are_ranges_with_attributes(gpu: MeasuringGpu, tmp_path: Path) -> None:
@@ -157,10 +177,10 @@ def test_configurations_are_ranges_with_attributes(gpu: MeasuringGpu, tmp_path: 
     recorder.measure(f, [(8, "x")], repetitions=1, counters=None, run_dir=tmp_path / "run", collect={"half": _half})
     with na.open(tmp_path / "run") as run:
         names = run.sql("SELECT name, attributes, depth FROM ranges ORDER BY range_id")
-    assert names["name"].tolist() == ["measure f", "n=8, kind=x", "f"]
-    attributes = json.loads(names["attributes"][1])
+    assert names["name"].tolist() == ["measure f", WARM_UP, "n=8, kind=x", "f"]
+    attributes = json.loads(names["attributes"][2])
     assert (attributes["n"], attributes["kind"], attributes["measure"]["collected"]) == (8, "x", {"half": 4.0})
-    assert names["depth"].tolist() == [0, 0, 1]
+    assert names["depth"].tolist() == [0, 0, 0, 1]
 
 
 def _half(n: int, kind: str) -> float:
@@ -335,6 +355,28 @@ def test_what_a_failure_held_is_let_go(gpu: MeasuringGpu, monkeypatch: pytest.Mo
     assert emptied[0] == [None, None]  # before PyTorch is asked to give its cache back
 
 
+def test_garbage_is_looked_for_among_new_objects_only(gpu: MeasuringGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+
+    frozen: list[int] = []
+    monkeypatch.setattr(measuring.gc, "collect", lambda: frozen.append(gc.get_freeze_count()))
+    recorder.measure({"f": lambda: gpu.run("k")}, repetitions=1, counters=None)
+    assert frozen[0] == 0  # garbage of before is not kept
+    assert [count > 10_000 for count in frozen[1:]] == [True]
+    assert gc.get_freeze_count() == 0
+
+
+def test_objects_that_the_job_froze_stay_frozen(gpu: MeasuringGpu) -> None:
+    import gc
+
+    gc.freeze()
+    try:
+        recorder.measure({"f": lambda: gpu.run("k")}, repetitions=1, counters=None)
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
+
+
 def test_an_error_that_shows_at_synchronisation_is_the_variants(gpu: MeasuringGpu) -> None:
     def crash() -> None:
         gpu.run("crash")
@@ -359,150 +401,49 @@ def test_ctrl_c_ends_everything_and_writes(gpu: MeasuringGpu, tmp_path: Path) ->
     assert len(calls) == 3
     assert len(read_table(tmp_path / "run", "kernels")) == 3
     (row,) = measured.load(tmp_path / "run").to_pandas().query("metric == 'launches'").to_dict("records")
-    assert row["repetitions"] == 3
+    assert row["repetitions"] == 2  # the third call did not end
+
+
+def test_a_call_that_fails_half_way_counts_for_nothing(gpu: MeasuringGpu) -> None:
+    calls = []
+
+    def f() -> None:
+        calls.append(1)
+        gpu.run("a", 100)
+        if len(calls) == 4:
+            raise MemoryError("CUDA out of memory")
+        gpu.run("b", 50)
+
+    result = recorder.measure({"f": f, "g": lambda: gpu.run("c", 10)}, repetitions=6, warmup=0, counters=None)
+    table = result.to_pandas().query("metric == 'total_ns'").set_index("variant")
+    assert (table["value"]["f"], table["repetitions"]["f"]) == (150, 3)
+    assert (table["value"]["g"], table["repetitions"]["g"]) == (10, 6)
+    assert result.failures == {("measure", "f"): "MemoryError: CUDA out of memory"}
+
+
+def test_annotations_of_a_call_that_fails_count_for_nothing(gpu: MeasuringGpu) -> None:
+    calls = []
+
+    @recorder.measure(repetitions=6, warmup=1, counters=None)
+    def f() -> None:
+        calls.append(1)
+        with recorder.annotate("a"):
+            gpu.run("a", 100)
+        with recorder.annotate("b"):
+            gpu.run("b1", 20)
+            if len(calls) == 4:
+                raise MemoryError("CUDA out of memory")
+            gpu.run("b2", 30)
+
+    table = f().to_pandas().query("metric == 'total_ns'").set_index("variant")
+    assert (table["value"]["a"], table["value"]["b"]) == (100, 50)
+    assert table["repetitions"].tolist() == [2, 2]
+    assert table["error"].tolist() == ["MemoryError: CUDA out of memory"] * 2
 
 
 def test_calls_without_a_kernel_say_so(gpu: MeasuringGpu) -> None:
     result = recorder.measure({"idle": lambda: None}, repetitions=2, counters=None)
     assert result.failures == {("measure", "idle"): "none of its calls has a kernel with a known time"}
-
-
-# --- counters ----------------------------------------------------------------------------------
-
-
-def test_counters_come_from_separate_recordings(gpu: MeasuringGpu, tmp_path: Path) -> None:
-    @recorder.measure(repetitions=3, counters=["unit__a.sum", "unit__b.avg"], counter_repetitions=2, warmup=1)
-    def f(n: int) -> None:
-        gpu.run("input", 77)
-        with recorder.annotate("v"):
-            gpu.run("k", 300 * n)
-            gpu.run("l", 100 * n)
-
-    result = f(2)
-    table = result.to_pandas()
-    assert value(table, "total_ns", "v") == 800
-    both = [value_of("unit__a.sum", [name]) for name in (b"k", b"l")]
-    assert value(table, "unit__a.sum", "v") == sum(both)
-    k, m = (value_of("unit__b.avg", [name]) for name in (b"k", b"l"))
-    assert value(table, "unit__b.avg", "v") == pytest.approx((300 * k + 100 * m) / 400)
-    methods = table.set_index("metric")["method"]
-    assert (methods["total_ns"], methods["unit__a.sum"]) == ("timeline", "exact")
-    counts = table.set_index("metric")["repetitions"]
-    assert (counts["total_ns"], counts["unit__a.sum"]) == (3, 2)
-    with na.open(result.run_dir) as run:
-        assert len(run.processes()) == 2
-        assert len(run.damage()) == 0
-        # Nothing but the variant's launches was measured, and no time was taken while it was.
-        classes = run.sql(
-            "SELECT DISTINCT c.name FROM exact AS e JOIN kernel_classes AS c USING (kernel_class_id) ORDER BY 1"
-        )
-        assert classes["name"].tolist() == ["k", "l"]
-
-
-def test_counters_have_the_names_and_units_of_this_project(gpu: MeasuringGpu) -> None:
-    gpu.cupti.values = {"dram__bytes_read.sum": 4096.0, "lts__t_sector_hit_rate.pct": 75.0}
-    table = recorder.measure(
-        {"f": lambda: gpu.run("k")}, repetitions=1, counters=["dram_read_bytes", "l2_hit_pct"]
-    ).to_pandas()
-    assert (value(table, "dram_read_bytes", "f"), value(table, "l2_hit_pct", "f")) == (4096, 75)
-    units = table.set_index("metric")["unit"]
-    assert (units["dram_read_bytes"], units["l2_hit_pct"]) == ("bytes", "%")
-
-
-def test_configurations_of_one_kernel_class_have_counters_of_their_own(gpu: MeasuringGpu) -> None:
-    gpu.cupti.values = {METRIC: 1.0}
-
-    def f(n: int) -> None:
-        gpu.cupti.values[METRIC] = 100.0 * n
-        gpu.run("same", 50)
-
-    table = recorder.measure(f, [1, 2], repetitions=1, counters=[METRIC]).to_pandas()
-    assert (value(table, METRIC, "f", n=1), value(table, METRIC, "f", n=2)) == (100, 200)
-
-
-def test_a_partly_measured_repetition_has_no_counters(gpu: MeasuringGpu) -> None:
-    def f() -> None:
-        gpu.run("plain", 50)
-        gpu.run("ncclAllReduce", 50)  # never replayed
-
-    table = recorder.measure(f, [()], repetitions=1, counters=[METRIC]).to_pandas()
-    assert METRIC not in set(table["metric"])
-    assert value(table, "total_ns", "f") == 100
-
-
-def test_without_counters_times_stay(gpu: MeasuringGpu, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu.cupti.fail("cuptiRangeProfilerEnable", 35)
-    table = recorder.measure({"f": lambda: gpu.run("k", 40)}, repetitions=2, counters=[METRIC]).to_pandas()
-    assert value(table, "total_ns", "f") == 40
-    assert capsys.readouterr().err.count("INSUFFICIENT_PRIVILEGES") == 1
-
-
-# --- derived, normalised, compared -------------------------------------------------------------
-
-
-def test_derived_metrics_have_units_and_intervals(gpu: MeasuringGpu) -> None:
-    durations = iter([100, 200, 100, 200, 100, 200, 100, 200] * 3)
-
-    def f(n: int) -> None:
-        gpu.run("k", next(durations))
-
-    result = recorder.measure(
-        f, [5], repetitions=8, warmup=0, counters=None,
-        derive={"rate": (lambda m, n: n * 1000 / m["total_ns"], "GB/s"), "missing": lambda m, n: m["nothing"]},
-    )  # fmt: skip
-    (row,) = result.to_pandas().query("metric == 'rate'").to_dict("records")
-    assert (row["unit"], row["method"]) == ("GB/s", "derived")
-    assert row["value"] == pytest.approx((50 + 25) / 2)
-    assert row["low"] < row["value"] < row["high"]
-    assert "missing" not in result.metrics
-
-
-def test_normalised_to_a_variant(gpu: MeasuringGpu) -> None:
-    result = recorder.measure(
-        {"a": lambda: gpu.run("k", 400), "b": lambda: gpu.run("l", 100)}, repetitions=3, counters=None
-    )
-    table = result.to_pandas(normalize="a").query("metric == 'total_ns'").set_index("variant")
-    assert (table["ratio"]["a"], table["ratio"]["b"]) == (1, 0.25)
-    with pytest.raises(RunError, match=r"normalize='c': no such variant. There are a, b."):
-        result.to_pandas(normalize="c")
-
-
-def test_compare_takes_one_configuration(gpu: MeasuringGpu) -> None:
-    @recorder.measure(configurations={"n": [1, 4]}, repetitions=12, counters=None)
-    def f(n: int) -> None:
-        with recorder.annotate("a"):
-            gpu.run("a", 1000 * n)
-        with recorder.annotate("b"):
-            gpu.run("b", 500 if n == 1 else 1000)
-
-    result = f()
-    for n, ratio in ((1, 2), (4, 4)):
-        found = result.compare("a", "b", n=n)
-        assert found.repetitions == (12, 12)
-        assert found.totals["total_ns"].a / found.totals["total_ns"].b == ratio
-    with pytest.raises(RunError, match=r"no parameters: name one configuration \(2 match\). There are: n=1, n=4."):
-        result.compare("a", "b")
-
-
-def test_plots(gpu: MeasuringGpu) -> None:
-    from matplotlib.figure import Figure
-
-    functions = {"a": lambda n: gpu.run("a", 1000 * n), "b": lambda n: gpu.run("b", 500 * n)}
-    result = recorder.measure(functions, {"n": [1, 2, 4]}, repetitions=2, counters=None)
-    axes = Figure().add_subplot()
-    assert result.plot(axes=axes) is axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
-    assert lines == {"a": [[1, 1], [2, 2], [4, 4]], "b": [[1, 0.5], [2, 1], [4, 2]]}
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("n", "total (µs)")
-    panel = result.plot(where={"n": 4})
-    assert [bar.get_height() for bar in panel.patches] == [4, 2]
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["n=4"]
-    one = recorder.measure(functions, [3], repetitions=2, counters=None).plot("launches")
-    assert [bar.get_height() for bar in one.patches] == [1, 1]
-    with pytest.raises(RunError, match=r"x='m': no such parameter. There are n."):
-        result.plot(x="m")
-    with pytest.raises(RunError, match=r"dram_bytes: was not measured. There are total_ns"):
-        result.plot("dram_bytes")
 
 
 # --- what is refused ---------------------------------------------------------------------------
@@ -519,6 +460,7 @@ def test_plots(gpu: MeasuringGpu) -> None:
         ({"clocks": True}, "clocks=True: must be"),
         ({"counters": "some"}, "counters='some': give 'full', 'verdict', a list of counters or None"),
         ({"ignore": "("}, "ignore='(': not a regular expression"),
+        ({"combine": {"x": "median"}}, "combine: 'x' by 'median': give sum, mean, max, min or a function of two"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(options: dict[str, Any], message: str) -> None:
@@ -609,3 +551,16 @@ def test_a_bar_is_drawn_and_removed(gpu: MeasuringGpu, capsys: pytest.CaptureFix
     shown = capsys.readouterr().err
     assert "times [########----------------] 1/3 measure" in shown
     assert shown.endswith("\r")
+
+
+def test_configurations_from_iterators_can_be_measured_again(gpu: MeasuringGpu, tmp_path: Path) -> None:
+    @recorder.measure(configurations=(n for n in (1, 2)), repetitions=1, counters=None)
+    def f(n: int) -> None:
+        gpu.run("k", n)
+
+    @recorder.measure(configurations={"n": iter([1, 2]), "m": [3]}, repetitions=1, counters=None)
+    def g(n: int, m: int) -> None:
+        gpu.run("k", n)
+
+    for function in (f, g):
+        assert [function().to_wide()["n"].tolist() for _ in range(2)] == [[1, 2], [1, 2]]

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nanalyze.analysis import statistics
 from nanalyze.analysis.compare.effects import Effect, KernelEffect, Side, effect, finite
@@ -71,6 +72,20 @@ class Outcome:
     low: float | None
     high: float | None
     reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in JSON, of comparisons and of trends."""
+        return {
+            "gate": self.gate.text,
+            "subject": self.subject,
+            "status": self.status,
+            "kind": self.gate.kind,
+            "threshold": self.gate.threshold,
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "reason": self.reason,
+        }
 
 
 def parse(text: str) -> Gate:

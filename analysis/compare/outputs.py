@@ -40,7 +40,7 @@ def to_dict(comparison: Comparison) -> dict[str, Any]:
         "parts": [{"name": p.name, "ns": p.ns, "low_ns": p.low, "high_ns": p.high} for p in comparison.parts],
         "kernels": [_kernel(kernel) for kernel in comparison.kernels],
         "checks": [vars(check) for check in comparison.checks],
-        "gates": [_outcome(outcome) for outcome in comparison.outcomes],
+        "gates": [outcome.to_dict() for outcome in comparison.outcomes],
         "perturbation": [{**vars(p), "kernel_class_id": str(p.kernel_class_id)} for p in comparison.perturbed],
     }
     return finite(content)  # type: ignore[no-any-return]
@@ -83,20 +83,6 @@ def _kernel(kernel: KernelEffect) -> dict[str, Any]:
            for key in ("bound", "level_or_pipe", "dram_bytes", "l2_bytes", "flops")
            for side, one in zip("ab", known, strict=True)},
     }  # fmt: skip
-
-
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "gate": outcome.gate.text,
-        "subject": outcome.subject,
-        "status": outcome.status,
-        "kind": outcome.gate.kind,
-        "threshold": outcome.gate.threshold,
-        "value": outcome.value,
-        "low": outcome.low,
-        "high": outcome.high,
-        "reason": outcome.reason,
-    }
 
 
 def to_pandas(comparison: Comparison) -> pd.DataFrame:

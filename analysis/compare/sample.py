@@ -16,6 +16,7 @@ import numpy as np
 
 from nanalyze.analysis.statistics import Array
 from nanalyze.rundir.errors import NanalyzeError
+from nanalyze.rundir.measurement import WARM_UP
 
 if TYPE_CHECKING:
     from nanalyze.analysis.run import Run
@@ -138,7 +139,7 @@ def steps(run: Run) -> dict[str, tuple[int, float]]:
     return {
         str(row["name"]): (int(row["depth"]), float(row["share"]))
         for row in rows
-        if row["ranges"] >= LEAST_STEPS and (row["share"] or 0) >= LEAST_STEP_SHARE
+        if row["ranges"] >= LEAST_STEPS and (row["share"] or 0) >= LEAST_STEP_SHARE and row["name"] != WARM_UP
     }
 
 

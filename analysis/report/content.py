@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from nanalyze.analysis.report import (
     activity,
     clocks,
@@ -27,6 +29,7 @@ from nanalyze.analysis.report.cells import Grid, Row
 from nanalyze.analysis.report.collect import Data, labels, ranks
 from nanalyze.analysis.report.names import cut, visible
 from nanalyze.analysis.report.perturbation import perturbation_grid
+from nanalyze.rundir.measurement import WARM_UP
 
 SECTIONS = (
     ("gain", "What would gain most"),
@@ -123,8 +126,21 @@ def caveats(data: Data) -> list[str]:
     """What to bear in mind, what recording cost, and whether clocks were held back."""
     throttled = clocks.sentence(data.rows("throttling_summary"), labels(data))
     slowest = rank_table.sentence(data.rows("ranks"))
-    lines = [*headline.caveats(data.totals, data.recording), slowest, throttled, *cost.sentences(data.costs)]
-    return [line for line in lines if line]
+    lines = [*headline.caveats(data.totals, data.recording), warm_up(data), slowest, throttled]
+    return [line for line in [*lines, *cost.sentences(data.costs)] if line]
+
+
+def warm_up(data: Data) -> str:
+    """What of a measurement's run was launched for no measurement; empty for other runs."""
+    ranges = data.tables["ranges"]
+    rows = ranges.filter(pc.equal(ranges["name"], WARM_UP)).to_pylist()
+    if not rows or not rows[0]["kernels"]:
+        return ""
+    count = values.count(rows[0]["kernels"])
+    return (
+        f"{count} launches, {values.duration(rows[0]['kernel_ns'])} of kernel time, were set-up and warm-up of "
+        f"recorder.measure (range “{WARM_UP}”): tables of kernels hold them, what was measured does not."
+    )
 
 
 def commands(path: str) -> list[str]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+import nanalyze.analysis as na
 from nanalyze import recorder
+from nanalyze.rundir.measurement import WARM_UP
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -130,3 +132,27 @@ def test_what_inductor_compiles_to_triton_is_measured(tmp_path: Path) -> None:
     )  # fmt: skip
     wide = result.to_wide().set_index("variant")
     assert (wide["launches"]["eager"], wide["launches"]["compiled"]) == (2, 1)
+
+
+def test_warm_up_lies_in_a_range_of_its_own(tmp_path: Path) -> None:
+    source, target = buffers(64)
+    recorder.measure(
+        {"copy": lambda: copy(source, target)}, repetitions=5, warmup=3, counters=None, run_dir=tmp_path / "run"
+    )
+    with na.open(tmp_path / "run") as run:
+        found = run.sql(
+            "SELECT r.name, count(*) AS n FROM kernels JOIN ranges AS r USING (process, range_id) GROUP BY 1"
+        )
+    assert dict(found.to_numpy()) == {WARM_UP: 3, "copy": 5}
+
+
+def test_times_without_and_with_the_profiler_agree_for_a_long_kernel(tmp_path: Path) -> None:
+    source, target = buffers(512)
+    result = recorder.measure(
+        {"copy": lambda: copy(source, target)},
+        counters=["dram_read_bytes"],
+        counter_repetitions=5,
+        run_dir=tmp_path / "run",
+    )
+    (row,) = result.perturbation().to_dict("records")
+    assert row["profiled_ns"] == pytest.approx(row["undisturbed_ns"], rel=0.05)
