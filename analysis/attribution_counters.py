@@ -29,6 +29,9 @@ _MATTERS = next(setting.value for setting in settings.SETTINGS if setting.name =
 SYSTEMATIC = 0.01
 # Influence of what is believed beforehand, beside those of blocks of samples.
 _PRIOR = -1
+# Launches begin to count later than their start says, and end to earlier, by up to this: what is counted in between
+# goes to neighbours, or comes from them. Chosen so that intervals hold on recorded steps (docs/attribution.md).
+EDGE_MS = 1.5e-3
 # Relative error below which a class's own clock says how much clocks differ between classes.
 _TRUSTED = 0.02
 _LEAST_SPREAD = 0.01
@@ -161,7 +164,21 @@ class DeviceRates:
                 part = part.scaled(np.where(total > 0, weights[f] / total, np.nan))
             result = part if result is None else result.plus(part)
         assert result is not None  # a total above 0 has groups
+        result.influence[_edge(column)] = self._edges(result.value)
         return self._untraced(result) if column in sampled.TRACED_COLUMNS else result
+
+    def _edges(self, value: Array) -> Array:
+        """By how much rates (K,) may be off since launches and samples line up within EDGE_MS only (1, K).
+
+        What is gained or lost at an edge is EDGE_MS times the difference to the neighbour's rate, whose usual size is
+        the spread of all rates by launch.
+        """
+        launches, known = np.array(self.launches, dtype=np.float64), np.nan_to_num(value)
+        mean = np.average(known, weights=launches.clip(min=1e-9))
+        variance = np.average(np.square(known - mean), weights=launches.clip(min=1e-9))
+        with np.errstate(divide="ignore"):
+            off: Array = EDGE_MS * np.sqrt(variance + np.square(known - mean)) / self.mean_ms
+        return off[None, :]
 
     def _untraced(self, rate: Quantity) -> Quantity:
         """Instructions per ms without those that time the kernels."""
@@ -234,6 +251,11 @@ def clock_method(equation: Equations, properties: Properties) -> str | None:
 
 def _is_on_sm_clock(column: str) -> bool:
     return column in sampled.BY_COLUMN and sampled.BY_COLUMN[column].is_on_sm_clock
+
+
+def _edge(column: str) -> int:
+    """Where the influence of edges on `column` stands: those of two columns are taken to be independent."""
+    return _PRIOR - 1 - list(sampled.BY_COLUMN).index(column)
 
 
 def _sampled_cycles(equation: Equations) -> Array | None:

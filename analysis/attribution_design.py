@@ -9,8 +9,9 @@ intervals fifteen times.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import duckdb
 import numpy as np
@@ -22,6 +23,14 @@ from nanalyze.rundir.shards import Shard
 
 Array = NDArray[np.float64]
 Owners = Sequence[tuple[str, int]]
+
+# A launch does not do its work evenly. At the part u of its length (0 to 1) its rate is taken to be its mean times
+# 1 + a p(u) + b q(u), where p and q are Legendre's polynomials of degree 1 and 2 on [0, 1], which are 0 on average.
+# How much of them lies in a sample follows from their integrals from 0 to u.
+PROFILE_INTEGRALS: tuple[Callable[[Array], Array], ...] = (
+    lambda u: math.sqrt(3) * (u - u * u),
+    lambda u: math.sqrt(5) * (u - 3 * u**2 + 2 * u**3),
+)
 
 ROWS_AT_ONCE = 20_000  # samples
 ENTRIES_AT_ONCE = 4_000_000  # pairs of a launch and a sample that it meets
@@ -58,6 +67,32 @@ class Terms:
                 own += (own < last) & (bins >= self.edges[own.clip(max=len(self.edges) - 1)])
             term[several] = own
         return np.where(self.ids[place] == classes, term, self.other)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns of the matrix: one a term, then those of profiles; `owner` (Q,) is the term of each of these.
+
+    A term with a profile owns as many neighbouring columns as there are PROFILE_INTEGRALS.
+    """
+
+    terms: int
+    owner: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, terms: int, profiled: Sequence[int]) -> Layout:
+        """With profiles of the terms `profiled`."""
+        return cls(terms, np.repeat(np.array(profiled, np.int64), len(PROFILE_INTEGRALS)))
+
+    @property
+    def columns(self) -> int:
+        return self.terms + len(self.owner)
+
+    def profile(self) -> Integers:
+        """First column of each term's profile (P,); -1 where it has none."""
+        first = np.full(self.terms, -1, np.int64)
+        first[self.owner[:: len(PROFILE_INTEGRALS)]] = np.arange(self.terms, self.columns, len(PROFILE_INTEGRALS))
+        return first
 
 
 @dataclass(frozen=True)
@@ -157,10 +192,11 @@ def _sorted(cursor: duckdb.DuckDBPyConnection, owners: Owners, terms: Terms, fir
 # --- the matrix ------------------------------------------------------------------------------------
 
 
-def designs(samples: Samples, launches: Iterator[Columns], terms: int) -> Iterator[tuple[slice, Array]]:
-    """Of each slice of the samples, in order, the ms that each term ran in each of them (N, terms), idle as the first.
+def designs(samples: Samples, launches: Iterator[Columns], layout: Layout) -> Iterator[tuple[slice, Array]]:
+    """Of each slice of the samples, in order, the ms that each term ran in each of them (N, columns), idle first.
 
-    Time in which several launches ran counts for each in full. Idle is what nothing covers.
+    Time in which several launches ran counts for each in full. Idle is what nothing covers. Columns of profiles hold
+    the integral of the profile over the launches' parts inside, in ms: nothing where a launch lies inside as a whole.
     """
     until = np.maximum.accumulate(samples.end_ns) if len(samples.end_ns) else samples.end_ns
     waiting, covered, at = _empty_rows(), int(reader.NONE), 0
@@ -170,7 +206,7 @@ def designs(samples: Samples, launches: Iterator[Columns], terms: int) -> Iterat
         complete = int(np.searchsorted(until, known_until, side="right"))
         while at < complete:
             part = slice(at, min(complete, at + ROWS_AT_ONCE))
-            yield part, _design(samples, part, waiting, terms)
+            yield part, _design(samples, part, waiting, layout)
             at = part.stop
         if at < len(until):
             left = waiting["end_ns"] > samples.start_ns[at]
@@ -194,21 +230,44 @@ def _uncovered(rows: Columns, covered: int) -> tuple[Integers, int]:
     return np.maximum(rows["start_ns"], running[:-1]), int(running[-1])
 
 
-def _design(samples: Samples, part: slice, rows: Columns, terms: int) -> Array:
+def _design(samples: Samples, part: slice, rows: Columns, layout: Layout) -> Array:
+    columns, profile = layout.columns, layout.profile()
     start, end = samples.start_ns[part], samples.end_ns[part]
     count = len(start)
-    ran, busy = np.zeros(count * terms), np.zeros(count)
+    ran: Array | None = None
+    busy = np.zeros(count)
     for track in _tracks(start, end):
         for number, launch in _met(start[track], end[track], rows):
             sample = track[number]
             first = np.maximum(rows["start_ns"][launch], start[sample])
             last = np.minimum(rows["end_ns"][launch], end[sample])
-            ran += np.bincount(sample * terms + rows["term"][launch], last - first, count * terms)
+            place = sample * columns + rows["term"][launch]
+            found: Array = np.bincount(place, last - first, count * columns).astype(np.float64, copy=False)
+            if len(layout.owner):
+                own = {name: rows[name][launch] for name in ("start_ns", "end_ns", "term")}
+                _add_profiles(found, sample * columns, profile[own["term"]], own, first, last)
+            # As much memory as all else here: none is taken twice.
+            if ran is not None:
+                found += ran
+            ran = found
             busy += np.bincount(sample, np.maximum(last - np.maximum(first, rows["own"][launch]), 0), count)
-    design = (ran / 1e6).reshape(count, terms)
+    ran = np.zeros(count * columns) if ran is None else ran
+    design = np.divide(ran, 1e6, out=ran).reshape(count, columns)
     idle = (end - start - busy) / 1e6
     design[:, 0] = np.where(idle > 1e-6, idle, 0)
     return design
+
+
+def _add_profiles(
+    target: Array, row: Integers, column: Integers, launches: Columns, first: Integers, last: Integers
+) -> None:
+    """Add the profiles' integrals over [first, last] of launches that are cut there; `column` -1 has none."""
+    start, end = launches["start_ns"], launches["end_ns"]
+    cut = np.flatnonzero((column >= 0) & ((first > start) | (last < end)))
+    length = (end - start)[cut]
+    begins, ends = (first - start)[cut] / length, (last - start)[cut] / length
+    for order, integral in enumerate(PROFILE_INTEGRALS):
+        np.add.at(target, row[cut] + column[cut] + order, length * (integral(ends) - integral(begins)))
 
 
 def _met(start: Integers, end: Integers, rows: Columns) -> Iterator[tuple[Integers, Integers]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import duckdb
@@ -22,6 +23,7 @@ from nanalyze.rundir.sampled import BY_COLUMN
 from nanalyze.rundir.shards import Shard
 
 MOST_TERMS = 400  # beyond, the classes with the least time share one term
+MOST_PROFILES = 100  # of those with the most time
 WINDOW_SAMPLES = 10_000
 MOST_WINDOWS = 24
 BLOCKS_ALONE = 400
@@ -132,10 +134,11 @@ def equations(
         return []
     first, last = cursor.execute("SELECT min(start_ns), max(end_ns) FROM attr_samples").fetchall()[0]
     terms, assigned = _found_terms(cursor, device, first or 0, last or 0)
-    made = [_empty(device, group, terms) for group in groups]
+    layout = design.Layout.of(len(terms), _profiled(terms))
+    made = [_empty(device, group, terms, layout) for group in groups]
     if first is not None:
-        _number_blocks(cursor, groups := [_divided(group, len(terms)) for group in groups])
-        made = [_empty(device, group, terms) for group in groups]
+        _number_blocks(cursor, groups := [_divided(group, layout.columns) for group in groups])
+        made = [_empty(device, group, terms, layout) for group in groups]
         _add_all(cursor, made, design.in_order(cursor, device.owners, shards, assigned), width)
     return made
 
@@ -287,6 +290,12 @@ def _assigned(kernels: _Kernels, other: int, copies: dict[str, int]) -> design.T
     return design.Terms(own, first + 1, first + counts, edges, BIN, other, copies)
 
 
+def _profiled(terms: Sequence[Term]) -> list[int]:
+    """Terms whose launches may be found to do their work unevenly: kernels, those with most time."""
+    kernels = [number for number, term in enumerate(terms) if term.kind == "kernel"]
+    return sorted(sorted(kernels, key=lambda n: -terms[n].launches * terms[n].mean_ns)[:MOST_PROFILES])
+
+
 _BIN = f"CAST(floor(ln(k.duration_ns) / {BIN}) AS INTEGER)"
 
 
@@ -350,14 +359,15 @@ def _number_blocks(cursor: duckdb.DuckDBPyConnection, groups: Sequence[_Group]) 
     )
 
 
-def _empty(device: Device, group: _Group, terms: list[Term]) -> Equations:
-    b, p, c = group.blocks, len(terms), len(group.counters)
+def _empty(device: Device, group: _Group, terms: list[Term], layout: design.Layout) -> Equations:
+    b, p, c = group.blocks, layout.columns, len(group.counters)
     blocks = Blocks(
-        np.zeros((b, p, p)), np.zeros((b, p, c)), np.zeros((b, c)), np.zeros((b, c)), np.zeros(b), np.zeros(b)
-    )
+        np.zeros((b, p, p)), np.zeros((b, p, c)), np.zeros((b, c)), np.zeros((b, c)), np.zeros(b), np.zeros(b),
+        layout.owner,
+    )  # fmt: skip
     return Equations(
         device, group.group, list(group.counters), terms, blocks, group.windows,
-        np.full(b, np.inf), np.full(b, -np.inf), np.zeros(b), np.zeros((b, p)), np.zeros((b, c)),
+        np.full(b, np.inf), np.full(b, -np.inf), np.zeros(b), np.zeros((b, len(terms))), np.zeros((b, c)),
         group.samples, group.seen - group.samples,
     )  # fmt: skip
 
@@ -375,12 +385,27 @@ def _add_all(
     counters = sorted({c for equation in made if len(equation.blocks.samples) for c in equation.counters})
     found = cursor.execute("SELECT sample, start_ns, end_ns FROM attr_samples ORDER BY sample").fetchnumpy()
     samples = design.Samples(*(np.asarray(found[name], np.int64) for name in ("sample", "start_ns", "end_ns")))
-    for part, matrix in design.designs(samples, launches, len(made[0].terms)):
-        rows = _sample_rows(cursor, samples.number[part], counters, width)
-        for number, equation in enumerate(made):
-            own = rows["equation"] == number
-            if own.any():
-                _add_samples(equation, {name: column[own] for name, column in rows.items()}, matrix[own])
+    # The products of one part are summed in a thread while the next part is laid out: numpy's products and most of
+    # the rest run without the interpreter's lock.
+    with ThreadPoolExecutor(1) as pool:
+        adding: Future[None] | None = None
+        for part, matrix in design.designs(samples, launches, design.Layout(len(made[0].terms), made[0].blocks.owner)):
+            rows = _sample_rows(cursor, samples.number[part], counters, width)
+            if adding is not None:
+                adding.result()
+            adding = pool.submit(_add_part, made, rows, matrix)
+        if adding is not None:
+            adding.result()
+
+
+def _add_part(made: Sequence[Equations], rows: Columns, matrix: Array) -> None:
+    """Add samples to the equations that they belong to."""
+    for number, equation in enumerate(made):
+        own = rows["equation"] == number
+        if own.all():
+            _add_samples(equation, rows, matrix)
+        elif own.any():
+            _add_samples(equation, {name: column[own] for name, column in rows.items()}, matrix[own])
 
 
 def _sample_rows(cursor: duckdb.DuckDBPyConnection, numbers: Integers, counters: Sequence[str], width: int) -> Columns:
@@ -398,16 +423,20 @@ def _sample_rows(cursor: duckdb.DuckDBPyConnection, numbers: Integers, counters:
 
 
 def _add_samples(equation: Equations, rows: Columns, matrix: Array) -> None:
-    """Add samples in order of time, with the ms of each term in each of them (N, P)."""
+    """Add samples in order of time, with their rows of the matrix (N, columns), which is written over."""
     block, weight, length = rows["block"], rows["weight"][:, None], rows["length"]
+    root = np.sqrt(weight)
     values = np.stack([rows[counter] for counter in equation.counters], axis=1)
     blocks = equation.blocks
+    _add_rows(equation.time_ms, block, matrix[:, : len(equation.terms)])
+    # A matrix transposed times itself takes BLAS half of what a product of two takes.
+    matrix *= root
+    weighted = values * root
     starts = np.flatnonzero(np.diff(block, prepend=-1))
     for start, end in itertools.pairwise([*starts.tolist(), len(block)]):
-        x = (matrix[start:end] * weight[start:end]).T
-        blocks.gram[block[start]] += x @ matrix[start:end]
-        blocks.moment[block[start]] += x @ values[start:end]
-    _add_rows(equation.time_ms, block, matrix)
+        x = matrix[start:end]
+        blocks.gram[block[start]] += x.T @ x
+        blocks.moment[block[start]] += x.T @ weighted[start:end]
     _add_rows(equation.total, block, values)
     _add_rows(blocks.square, block, values * values * weight)
     _add_rows(blocks.flat, block, values * length[:, None] * weight)

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nanalyze.rundir import objectstore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +48,7 @@ class Part:
 
     table: str
     process: str
-    path: str
+    path: Path
     row_group: int
     rows: int
     first_ns: int
@@ -53,21 +56,22 @@ class Part:
 
 def parts(shards: Sequence[Shard]) -> list[Part]:
     """The row groups of `shards` (of `kernels` or `copies`)."""
-    with ThreadPoolExecutor(2) as pool:
+    is_far = bool(shards) and objectstore.is_remote(shards[0].path)
+    with ThreadPoolExecutor(8 if is_far else 2) as pool:
         return [part for found in pool.map(_parts_of, shards) for part in found]
 
 
 def _parts_of(shard: Shard) -> list[Part]:
     import pyarrow.parquet as pq
 
-    metadata = pq.read_metadata(shard.path)
+    metadata = pq.read_metadata(objectstore.source(shard.path))
     place = metadata.schema.names.index("start_ns")
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         statistics = group.column(place).statistics
         first = statistics.min if statistics is not None and statistics.has_min_max else NONE
-        found.append(Part(shard.table, shard.process, str(shard.path), number, group.num_rows, first))
+        found.append(Part(shard.table, shard.process, shard.path, number, group.num_rows, first))
     return found
 
 
@@ -75,7 +79,9 @@ def read(part: Part, columns: Sequence[str]) -> Columns:
     """The columns of a row group: integers, NONE for NULL, and texts as objects."""
     import pyarrow.parquet as pq
 
-    table = pq.ParquetFile(part.path).read_row_group(part.row_group, columns=list(columns), use_threads=False)
+    # Far away, neighbouring columns come by one request.
+    file = pq.ParquetFile(objectstore.source(part.path), pre_buffer=objectstore.is_remote(part.path))
+    table = file.read_row_group(part.row_group, columns=list(columns), use_threads=False)
     return {name: _array(table.column(name)) for name in columns}
 
 

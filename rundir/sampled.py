@@ -327,13 +327,13 @@ SPEEDS_OF_LIGHT = (
             Part("pipe_adu_pct", 0.5),
         ),
         ("pipe_issue_pct",),
-        shortfall=0.02,
+        shortfall=0.015,
     ),
     SpeedOfLight(
         "memory_pct",
         (Part("dram_pct"), Part("l2_slices_pct"), Part("l1_pct")),
         ("dram_pct", "l2_slices_pct"),
-        shortfall=0.1,
+        shortfall=0.005,
     ),
 )
 

@@ -61,7 +61,8 @@ class Job:
     drift: by how much rates grow over the run (0.5: by half). together: pairs of classes of which the
     second always runs while the first does, on another stream. mixed: classes of which every third launch runs
     5 times as long, at 0.3 times the rate. clocks: of each class, as shares of the SM clock; then counters of SMs
-    gain in proportion and percentages (busy times) stay what they are. cut: share of samples in which the SMs'
+    gain in proportion and percentages (busy times) stay what they are. early: share of its time in which a launch of
+    every other class has nothing left to do. cut: share of samples in which the SMs'
     counters stand still after 4 % of the time.
     """
 
@@ -84,6 +85,7 @@ class Job:
     mixed: tuple[int, ...] = ()
     clocks: tuple[float, ...] = ()
     cut: float = 0.0
+    early: float = 0.0
     zero_share: float = 0.3
     groups: tuple[tuple[str, ...], ...] = (FEW,)
     group_ms: float = 100.0
@@ -195,7 +197,8 @@ def simulate(job: Job, seed: int = 0) -> Simulated:
     busy_until = _busy(start, start + duration)
     values = {}
     for counter, rates in rate.items():
-        gained = _gained(start, duration, rates, sample_start, sample_end)
+        worked = 1 - job.early * (kernel_class % 2)
+        gained = _gained(start, duration * worked, rates / worked, sample_start, sample_end)
         idle = (sample_end - sample_start) - (np.interp(sample_end, *busy_until) - np.interp(sample_start, *busy_until))
         gained = gained + idle * (1.0 if counter == "sm_cycles_elapsed" else job.idle) * PEAKS[counter]
         spread = job.noise * gained.mean() * np.where(random.random(len(gained)) < job.heavy, 30.0, 1.0)

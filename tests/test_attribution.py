@@ -358,7 +358,8 @@ def test_an_interval_that_straddles_a_threshold_decides_nothing(tmp_path: Path) 
     row = run.verdicts().set_index("kernel_class_id").loc[1003]
     assert row["compute_low_pct"] < 80 < row["compute_high_pct"]
     assert row["bound"] == "undetermined"
-    assert row["reason"].startswith(("compute or balanced: ", "memory or compute or balanced: "))
+    assert row["likely_bound"] == "compute"
+    assert row["reason"].startswith(("compute or balanced, likely compute: ", "memory or compute or balanced, likely"))
 
 
 def test_what_was_not_sampled_widens_the_interval(tmp_path: Path) -> None:
@@ -373,7 +374,7 @@ def test_what_was_not_sampled_widens_the_interval(tmp_path: Path) -> None:
     assert rows.loc[1002, "memory_high_pct"] == 100
     assert rows.loc[1002, "reason"].endswith("; not sampled: l1_pct")
     # Few instructions cannot keep the FMA pipe busy: no need to have sampled it.
-    assert rows.loc[1002, "compute_high_pct"] < 20
+    assert rows.loc[1002, "compute_high_pct"] < 50
 
 
 @pytest.mark.parametrize("absent", ["inst", "dram_busy_ns", "l2_slices_busy_ns"])
@@ -540,6 +541,26 @@ def test_modes_that_cannot_be_told_apart_merge_with_their_own_class_first() -> N
     assert sorted(map(sorted, solve.told_apart(gram, 100.0))) == [[0, 1, 2], [3]]
     worst = int(np.argmax(solve._inflation(gram)[0]))
     assert any({worst, 3} <= set(group) for group in solve.told_apart(gram, 100.0, [[worst, 3]]))
+
+
+def test_launches_that_do_their_work_early_leave_their_neighbours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(classes=20, seconds=6, mean_us=(10, 90), launches_a_step=60, gap_share=0.03, early=0.7, zero_share=0)
+    made, run = opened(tmp_path, job)
+    uneven = estimates(run, made)
+    monkeypatch.setattr(normal, "MOST_PROFILES", 0)
+    with na.open(tmp_path) as without:
+        even = estimates(without, made)
+    # Far more uneven than kernels are; a polynomial of degree 2 is no step, so not all of it can be found.
+    assert uneven["error"].median() < 0.3 * even["error"].median()
+    assert uneven["is_inside"].mean() > even["is_inside"].mean() + 0.2
+
+
+def test_signed_rates_may_be_negative_and_the_others_not() -> None:
+    gram = np.broadcast_to(np.eye(3), (1, 3, 3))
+    rates = solve.nonnegative(gram, np.array([[-1.0], [2.0], [-3.0]]), 1)
+    assert rates[:, 0] == pytest.approx([0, 2, -3])
 
 
 def test_each_class_has_the_clock_that_ran_while_it_did(tmp_path: Path) -> None:

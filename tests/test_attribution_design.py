@@ -64,7 +64,8 @@ def test_the_time_of_each_term_in_each_sample(seed: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(design, "ROWS_AT_ONCE", 17)
     monkeypatch.setattr(design, "ENTRIES_AT_ONCE", 50)
     starts, ends = np.array(samples, np.int64).T
-    found = list(design.designs(design.Samples(np.arange(len(samples)), starts, ends), handed(launches, 31), TERMS))
+    given = design.Samples(np.arange(len(samples)), starts, ends)
+    found = list(design.designs(given, handed(launches, 31), design.Layout(TERMS)))
     assert [part.start for part, _ in found[1:]] == [part.stop for part, _ in found[:-1]]
     matrix = np.concatenate([matrix for _, matrix in found])
     assert matrix.shape == (len(samples), TERMS)
@@ -75,9 +76,30 @@ def test_the_time_of_each_term_in_each_sample(seed: int, monkeypatch: pytest.Mon
 
 def test_samples_without_any_launch_are_idle() -> None:
     samples = design.Samples(np.arange(2), np.array([0, 10]), np.array([10, 30]))
-    ((part, matrix),) = design.designs(samples, iter(()), TERMS)
+    ((part, matrix),) = design.designs(samples, iter(()), design.Layout(TERMS))
     assert (part.start, part.stop) == (0, 2)
     assert matrix.tolist() == [[1e-5, 0, 0, 0], [2e-5, 0, 0, 0]]
+
+
+def test_profiles_are_the_integrals_of_legendre_polynomials_over_what_is_cut() -> None:
+    layout = design.Layout.of(4, [1, 3])
+    assert (layout.columns, layout.profile().tolist(), layout.owner.tolist()) == (8, [-1, 4, -1, 6], [1, 1, 3, 3])
+    # Term 1 runs from 40 to 140, 2 from 150 to 260, 3 from 270 to 280: samples of 100 ns with a hole at the end.
+    launches = [(40, 140, 1), (150, 260, 2), (270, 280, 3)]
+    samples = design.Samples(np.arange(3), np.array([0, 100, 200]), np.array([100, 200, 275]))
+    matrix = np.concatenate([part for _, part in design.designs(samples, handed(launches, 3), layout)])
+
+    def integral(degree: int, first: float, last: float) -> float:
+        polynomial = np.polynomial.Legendre.basis(degree, domain=[0, 1]) * (-1) ** degree
+        whole = polynomial.integ()
+        return float(np.sqrt(2 * degree + 1) * (whole(last) - whole(first)))
+
+    expected = np.zeros((3, 4))
+    expected[0, :2] = [100e-6 * integral(degree, 0, 0.6) for degree in (1, 2)]
+    expected[1, :2] = [100e-6 * integral(degree, 0.6, 1) for degree in (1, 2)]
+    expected[2, 2:] = [10e-6 * integral(degree, 0, 0.5) for degree in (1, 2)]
+    np.testing.assert_allclose(matrix[:, 4:], expected, atol=1e-15)
+    np.testing.assert_allclose(matrix[:, 4:6].sum(axis=0), 0, atol=1e-15)  # a whole launch has its mean rate
 
 
 def test_a_launch_has_the_term_of_its_class_and_mode() -> None:

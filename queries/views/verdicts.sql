@@ -25,6 +25,8 @@
 --   share                      DOUBLE   1         total_ns over that of all classes, 0 to 1.
 --   bound                      VARCHAR  -         memory, compute, latency, balanced, communication, launch or
 --                                                 undetermined.
+--   likely_bound               VARCHAR  -         The same; where nothing but the width of an interval leaves it
+--                                                 undetermined, what the values themselves say.
 --   level_or_pipe              VARCHAR  -         memory: DRAM, L2 or L1; compute: tensor, FMA, ALU, FP64, XU, LSU,
 --                                                 ADU or issue: the busiest one measured. Else NULL.
 --   compute_pct                DOUBLE   %         Speed of light of the SM, mean of the measured launches.
@@ -145,7 +147,7 @@ ruled AS (
 ),
 decided AS (
     SELECT
-        e.*, r.candidates,
+        e.*, r.candidates, r.label,
         CASE
             WHEN e.is_communication THEN 'communication'
             WHEN e.is_unmeasured THEN CASE WHEN e.is_short THEN 'launch' ELSE 'undetermined' END
@@ -207,7 +209,8 @@ explained AS (
             WHEN bound = 'undetermined' AND is_unmeasured THEN concat('not measured: ', missing)
             WHEN bound = 'undetermined'
                 THEN concat(
-                    candidates, ': compute ', compute_text,
+                    candidates, CASE WHEN parts_missing IS NULL THEN concat(', likely ', label) ELSE '' END,
+                    ': compute ', compute_text,
                     ' (', CAST(round(compute_low_pct, 1) AS VARCHAR), ' to ',
                     CAST(round(compute_high_pct, 1) AS VARCHAR), '), memory ', memory_text,
                     ' (', CAST(round(memory_low_pct, 1) AS VARCHAR), ' to ',
@@ -281,6 +284,8 @@ SELECT
     kernel_class_id, kernel, launches, total_ns,
     CAST(total_ns AS DOUBLE) / NULLIF(sum(total_ns) OVER (), 0) AS share,
     bound,
+    CASE WHEN bound = 'undetermined' AND parts_missing IS NULL THEN COALESCE(label, bound) ELSE bound END
+        AS likely_bound,
     CASE bound WHEN 'memory' THEN level WHEN 'compute' THEN pipe END AS level_or_pipe,
     compute_pct, memory_pct, occupancy_pct,
     method,
