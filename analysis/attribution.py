@@ -87,6 +87,7 @@ TABLES: dict[str, Columns] = {
         ("high", "DOUBLE"),
         ("launches", "BIGINT"),
         ("missing", "VARCHAR"),
+        ("lasting_error", "DOUBLE"),
     ),
 }
 
@@ -175,7 +176,7 @@ def _windows(equation: Equations, solved: Fit) -> Iterator[tuple[object, ...]]:
     for number in range(equation.windows if equation.windows > 1 else 0):
         inside = np.arange(count) * equation.windows // count == number
         time_ms = equation.time_ms[inside].sum(axis=0)
-        found = by_class(fit_members(equation.blocks.take(inside), solved.members), classes, time_ms)
+        found = by_class(fit_members(equation.blocks.take(inside), solved.members, solved.uneven), classes, time_ms)
         span = (number, int(equation.start_ns[inside].min()), int(equation.end_ns[inside].max()))
         for place, counter in enumerate(equation.counters):
             for at in np.flatnonzero(found.merged).tolist():
@@ -201,6 +202,7 @@ def _counter_row(class_id: int, counter: str, value: derivation.Value, launches:
     return (
         class_id, counter, _number(value.value), derivation.unit_of(counter), _number(value.standard_error),
         _number(value.low), _number(value.high), launches[class_id], value.missing,
+        None if value.standard_error is None else _number(value.lasting),
     )  # fmt: skip
 
 

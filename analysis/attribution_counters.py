@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ SYSTEMATIC = 0.01
 _PRIOR = -1
 # Launches begin to count later than their start says, and end to earlier, by up to this: what is counted in between
 # goes to neighbours, or comes from them. Chosen so that intervals hold on recorded steps (docs/attribution.md).
-EDGE_MS = 1.5e-3
+EDGE_MS = 2e-3
 # Relative error below which a class's own clock says how much clocks differ between classes.
 _TRUSTED = 0.02
 _LEAST_SPREAD = 0.01
@@ -94,13 +94,17 @@ def _added(first: Mapping[int, Array], second: Mapping[int, Array]) -> dict[int,
 
 @dataclass(frozen=True)
 class Value:
-    """One counter of one kernel class, with its 95 % interval; `missing` names parts that were not sampled."""
+    """One counter of one kernel class, with its 95 % interval; `missing` names parts that were not sampled.
+
+    `lasting` is the part of the standard error that more samples would not remove.
+    """
 
     value: float
     standard_error: float | None
     low: float
     high: float
     missing: str | None = None
+    lasting: float = 0.0
 
 
 def quantile(degrees: Array) -> Array:
@@ -364,19 +368,21 @@ def _known_denominator(name: str, rates: DeviceRates) -> Array | float:
 
 def _values(quantity: Quantity, is_pct: bool) -> list[Value | None]:
     error = np.hypot(quantity.standard_error, SYSTEMATIC * quantity.value)
+    beliefs = {key: part for key, part in quantity.influence.items() if key < 0}
+    lasting = np.hypot(replace(quantity, influence=beliefs).standard_error, SYSTEMATIC * quantity.value)
     reach = quantile(quantity.degrees) * error
-    rows = zip(quantity.value.tolist(), error.tolist(), reach.tolist(), strict=True)
-    return [_value(value, own, wide, is_pct) for value, own, wide in rows]
+    rows = zip(quantity.value.tolist(), error.tolist(), reach.tolist(), lasting.tolist(), strict=True)
+    return [_value(value, own, wide, is_pct, kept) for value, own, wide, kept in rows]
 
 
-def _value(value: float, error: float, reach: float, is_pct: bool) -> Value | None:
+def _value(value: float, error: float, reach: float, is_pct: bool, lasting: float) -> Value | None:
     """None where the value is unknown or its error unbounded."""
     if not (math.isfinite(value) and math.isfinite(reach)):
         return None
     low, high = max(value - reach, 0.0), value + reach
     if is_pct and low <= 100:  # more than all is noise unless the whole interval says so
         value, high = min(value, 100.0), min(high, 100.0)
-    return Value(value, error, low, high)
+    return Value(value, error, low, high, None, lasting)
 
 
 def _certain(value: float) -> Value:
@@ -408,7 +414,7 @@ def _busiest(known: Mapping[str, Value], speed: sampled.SpeedOfLight, properties
                 missing.append(part.counter)
     low = max(value.low for value in known.values())
     high = max(min(high * (1 + speed.shortfall), 100.0), top.value)
-    return Value(top.value, top.standard_error, low, high, ", ".join(missing) or None)
+    return Value(top.value, top.standard_error, low, high, ", ".join(missing) or None, top.lasting)
 
 
 def _limit(
@@ -438,7 +444,10 @@ def _pipe_rates(found: dict[str, list[Value | None]], rates: DeviceRates) -> Non
         factors = rates.properties["sm_count"] * clock * 1e6 * rates.mean_ms * rates.properties[rate.rate] / 100
         found[rate.counter] = [
             None if value is None or value.standard_error is None or not math.isfinite(factor)
-            else Value(value.value * factor, value.standard_error * factor, value.low * factor, value.high * factor)
+            else Value(
+                value.value * factor, value.standard_error * factor, value.low * factor, value.high * factor, None,
+                value.lasting * factor,
+            )
             for value, factor in zip(found[rate.pipe], factors.tolist(), strict=True)
         ]  # fmt: skip
 
@@ -458,4 +467,5 @@ def combined(values: Sequence[tuple[float, Value]]) -> Value:
         sum(s * v.low for s, v in shares),
         sum(s * v.high for s, v in shares),
         ", ".join(missing) or None,
+        sum(s * v.lasting for s, v in shares),
     )

@@ -30,6 +30,10 @@ RIDGE = 1e-12
 UNEVEN = 0.35
 # The rate that this is a share of is at least this share of the mean rate of all.
 LEAST_RATE = 0.1
+# Launches are taken to be uneven where that leaves at most this much of what is unexplained in samples left out: where
+# few kernels always follow each other, samples tell no profile from a rate, and believing in one made errors larger.
+WORTH = 0.9
+_NEVER = 1e12  # a ridge in units of the gram matrix that leaves nothing of a coefficient
 
 
 @dataclass
@@ -95,7 +99,8 @@ class Fit:
     """Rates per ms (P, C), their influence by block (B, P, C) and what belongs to them.
 
     The variance of a rate is the sum of its squared influences over blocks, the covariance of two
-    the sum of their products. `degrees` (P,) is Student's, from the blocks in which the term ran.
+    the sum of their products. `degrees` (P,) is Student's, from the blocks in which the term ran. `explained` and
+    `uneven` are by counter (C,): see `explained`, and whether launches were taken to do their work unevenly.
     """
 
     rate: Array
@@ -104,6 +109,7 @@ class Fit:
     at_zero: Flags
     inflation: Array
     explained: Array
+    uneven: Flags
     members: list[list[int]] = field(default_factory=list)
 
     @property
@@ -123,8 +129,8 @@ def fit(blocks: Blocks, limit: float = INFLATION_LIMIT, kin: Sequence[Sequence[i
     return fit_members(blocks, members)
 
 
-def fit_members(blocks: Blocks, members: list[list[int]]) -> Fit:
-    """The same with the merging given; members that never ran are left out."""
+def fit_members(blocks: Blocks, members: list[list[int]], uneven: Flags | None = None) -> Fit:
+    """The same with the merging given, and with `uneven` as of another fit; members that never ran are left out."""
     ran = np.einsum("bpp->p", blocks.gram) > 0
     members = [group for group in members if ran[group].any()]
     even = blocks.merged(members)
@@ -133,14 +139,22 @@ def fit_members(blocks: Blocks, members: list[list[int]]) -> Fit:
     rate = nonnegative(gram, moment)
     inflation, _ = _inflation(gram)
     columns, owner = blocks.profiles(members)
-    uneven = blocks.merged([*members, *columns], owner) if columns else even
+    whole = blocks.merged([*members, *columns], owner) if columns else even
     ridge = _ridge(even, rate, owner)
-    gram, moment = _total(uneven, weights)
+    if uneven is None:
+        found, with_profiles = explained(even), explained(whole, ridge)
+        uneven = 1 - with_profiles < WORTH * (1 - found)
+        found = np.where(uneven, with_profiles, found)
+    else:
+        found = np.full(len(uneven), np.nan)
+    gram, moment = _total(whole, weights)
+    at = np.arange(len(members), len(members) + len(owner))
+    ridge[:, at, at] = np.where(uneven[:, None], ridge[:, at, at], _NEVER * gram[:, at, at])
     gram = gram + ridge
     rate = nonnegative(gram, moment, len(owner))
-    influence, degrees = _influence(uneven, weights, gram, rate)
-    found, known = explained(uneven, ridge), slice(0, len(members))
-    return Fit(rate[known], influence[:, known], degrees[known], rate[known] <= 0, inflation, found, members)
+    influence, degrees = _influence(whole, weights, gram, rate)
+    known = slice(0, len(members))
+    return Fit(rate[known], influence[:, known], degrees[known], rate[known] <= 0, inflation, found, uneven, members)
 
 
 def _ridge(even: Blocks, rate: Array, owner: Indices) -> Array:

@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the commands set it: threads that wait for each other spin
 
 import numpy as np
 
@@ -53,8 +56,8 @@ USES_PCT = 5.0  # a kernel whose exact percentage is below does not use the pipe
 # others depends on what ran before them, and is not the same under a profiler that serialises and restores.
 UNDISTURBED = 2.0
 CACHED = ("dram_read_bytes", "dram_write_bytes")
-# A percentage of elapsed time is diluted where the profiler's span of a launch is longer than the launch: it holds up
-# to 2 us before and after. So exact ones are taken of the launch's own length, which says the same in cycles.
+# A percentage of elapsed cycles is diluted where the profiler's span of a launch is longer than the launch: it holds up
+# to 2 us before and after. So exact ones are taken of the cycles that the launch took while the job ran as always.
 OF_ELAPSED = ("sm_active_pct", "pipe_tensor_pct")
 DIFFER = 1.3  # launches of a class whose durations differ by more (tenth to ninetieth percentile) do different work
 
@@ -402,18 +405,21 @@ def compare(sampled_dir: Path, exact_dir: Path, full_dir: Path, name: str) -> li
         ).set_index("kernel_class_id")["bytes"]
         cache = run.devices()["l2_bytes"].max()
         by_time = _by_time(other)
-        exact_ns = other.sql("SELECT kernel_class_id, value FROM counters WHERE counter = 'duration_ns'")
+        clock = run.sql("SELECT kernel_class_id, value FROM counters WHERE counter = 'sm_clock_hz'")
+        sms = int(run.devices()["sm_count"].max())
         durations = run.sql(
             "SELECT kernel_class_id, quantile_cont(duration_ns, 0.9) / quantile_cont(duration_ns, 0.1) AS spread, "
             "avg(duration_ns) AS mean FROM kernels WHERE duration_ns > 0 GROUP BY 1"
         ).set_index("kernel_class_id")
     both["share"] = both["kernel_class_id"].map(verdicts["share"].fillna(0)).astype(float)
     is_large = both["kernel_class_id"].map(moved).fillna(0) > UNDISTURBED * cache
-    longer = both["kernel_class_id"].map(exact_ns.set_index("kernel_class_id")["value"] / durations["mean"])
+    natural = durations["mean"] * clock.set_index("kernel_class_id")["value"] / 1e9
     both["is_undisturbed"] = is_large | ~both["counter"].isin(CACHED)
     is_diluted = both["counter"].isin(OF_ELAPSED)
-    weighted = [by_time.get((c, k), np.nan) for c, k in zip(both["counter"], both["kernel_class_id"], strict=True)]
-    both.loc[is_diluted, "value_exact"] = (np.array(weighted) * longer)[is_diluted].clip(upper=100)
+    pairs = list(zip(both["counter"], both["kernel_class_id"], strict=True))
+    busy = np.array([by_time.get(pair, np.nan) for pair in pairs]) / sms
+    cycles = both["kernel_class_id"].map(natural).to_numpy()
+    both.loc[is_diluted, "value_exact"] = (busy / cycles)[is_diluted].clip(max=100)
     large = verdicts[verdicts["share"].cumsum() - verdicts["share"] < HOLDS].index
     both = both[both["kernel_class_id"].isin(large)]
     rows = [row for counter in COUNTERS if (row := _compared(both[both["counter"] == counter], name, counter))]
@@ -429,13 +435,13 @@ def compare(sampled_dir: Path, exact_dir: Path, full_dir: Path, name: str) -> li
 
 
 def _by_time(exact: Any) -> dict[tuple[str, int], float]:
-    """Percentages of elapsed time as means by time: launches of a class can differ tenfold in length."""
+    """Of percentages of elapsed cycles: percent times SM cycles, over all SMs, a launch; launches differ in length."""
     rows = exact.sql("SELECT kernel_class_id, correlation_id, metric, value FROM raw.exact")
     launches = rows.pivot_table(index=["kernel_class_id", "correlation_id"], columns="metric", values="value")
-    spent = launches["gpu__time_duration.sum"]
+    elapsed = 100 * launches[RAW["sm_cycles_active"]] / launches[PERCENTAGES[0]]
     found = {}
     for counter, metric in zip(OF_ELAPSED, PERCENTAGES, strict=True):
-        mean = (launches[metric] * spent).groupby("kernel_class_id").sum() / spent.groupby("kernel_class_id").sum()
+        mean = (launches[metric] * elapsed).groupby("kernel_class_id").mean()
         found |= {(counter, int(kernel)): float(value) for kernel, value in mean.items()}
     return found
 

@@ -1,13 +1,16 @@
 """Whether a long recording leaks, and whether it loses a launch without counting it.
 
     python benchmarks/soak.py OUT_DIR [--minutes 20] [--rate 20000] [--children-s 15] [--no-samples]
+    python benchmarks/soak.py OUT_DIR --within-s 240             # all of it in four minutes, whatever happens
     python benchmarks/soak.py OUT_DIR --fake --minutes 0.1       # without a GPU, against the tests' fake
 
 `nanalyze record` runs a job that launches a counted kernel `--rate` times a second, in annotated steps, with
 samples on; every `--children-s` seconds a child comes, launches for half that time, and goes. Meanwhile the
-resident memory and the open files of the job's first process, recorder included, are read from /proc. In the
-end the launches that the processes counted must be those in the run, those that the recorder says it lost, and
-those made in its pauses. Exit code 1 if they are not, or if files stay open.
+resident memory and the open files of the job's first process, recorder included, are read from /proc, and
+printed with the launches made and written so far. In the end the launches that the processes counted must be
+those in the run, those that the recorder says it lost, and those made in its pauses. Exit code 1 if they are
+not, if memory grows by more than `--most-mib-per-h` (where it was watched for long enough to tell), or if files
+stay open.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +32,10 @@ from numpy.typing import NDArray
 REPOSITORY = Path(__file__).resolve().parent.parent
 KERNEL = "%add%"  # as SQL's LIKE; what PyTorch launches besides is not counted
 STEP = 100  # launches; of each step the beginning and the end are noted
+FAKE_CALLS_KEPT = 100_000  # of launch times, since the fake's launches are slow
+NOISE_MIB = 8.0  # resident memory goes up and down by some: no growth by less is told from none
+END_S = 45.0  # of --within-s: for importing PyTorch, for the last children, and for the account
+ACCOUNT_S = 15.0  # of that
 STARTS = "soak_starts_the_recorder"  # the module by whose import a fake job says that it turns to CUDA
 
 Batches = NDArray[np.int64]  # (steps, 2): beginning and end in ns
@@ -40,6 +48,8 @@ class Reading:
     s: float
     rss_mib: float
     files: int
+    made: int = 0  # launches so far, of all processes: those of whole steps that were noted
+    written: int = 0  # launches in the run so far, whatever their kernel
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ def job(out: Path, seconds: float, children_s: float, rate: float, fake: bool) -
 
     children: list[subprocess.Popen[bytes]] = []
     started = time.monotonic()
-    next_child = started + children_s
+    next_child, next_note = started + children_s, started
     with open(out / "launches" / f"{os.getpid()}-{time.time_ns()}.bin", "wb", buffering=1 << 16) as notes:
         for step in range(1 << 62):
             now = time.monotonic() - started
@@ -81,6 +91,9 @@ def job(out: Path, seconds: float, children_s: float, rate: float, fake: bool) -
                 for _ in range(STEP):
                     launch()
                 notes.write(np.array([begun, time.time_ns()], dtype=np.int64).tobytes())
+            if started + now >= next_note:
+                next_note += 1.0
+                notes.flush()  # for `Progress`
             if children_s and started + now >= next_child and now + children_s < seconds:
                 next_child += children_s
                 children = [child for child in children if child.poll() is None]
@@ -112,9 +125,17 @@ def _fake_work(out: Path) -> tuple[Callable[[], object], Callable[[], object]]:
     gpu.use(0)
     __import__(STARTS)
 
+    from nanalyze.recorder import launch_times
+
+    launch_times.CALLS_KEPT = FAKE_CALLS_KEPT
+
     def launch() -> None:
         gpu.launch("add")
-        gpu.launches.clear()  # a list of the fake's own, which would grow
+        gpu.launches.clear()  # what the fake remembers for tests, which would grow
+        if len(gpu.cupti.log) > STEP:
+            gpu.cupti.log.clear()
+            for image in list(gpu.cupti._pm_images.values())[:-8]:
+                image.samples.clear()
 
     return launch, lambda: None
 
@@ -122,21 +143,47 @@ def _fake_work(out: Path) -> tuple[Callable[[], object], Callable[[], object]]:
 # --- watching it -----------------------------------------------------------------------------------
 
 
-def watch(process: subprocess.Popen[bytes], every_s: float) -> list[Reading]:
-    """Readings until the process ends, each of them printed."""
+def watch(process: subprocess.Popen[bytes], every_s: float, out: Path, within_s: float | None = None) -> list[Reading]:
+    """Readings until the process ends, each of them printed; ends it, if it takes longer than `within_s`."""
     readings: list[Reading] = []
     started = time.monotonic()
-    print("     s   RSS MiB  open files")
+    progress = Progress(out)
+    print("     s   RSS MiB  open files  launches made       written", flush=True)
     while process.poll() is None:
         reading = read(process.pid, time.monotonic() - started)
         if reading is not None:
+            reading = replace(reading, made=progress.made(), written=progress.written())
             readings.append(reading)
-            print(f"{reading.s:6.0f}  {reading.rss_mib:8.1f}  {reading.files:10}", flush=True)
+            counts = f"{reading.made:13,}  {reading.written:12,}"
+            print(f"{reading.s:6.0f}  {reading.rss_mib:8.1f}  {reading.files:10}  {counts}", flush=True)
+        if within_s is not None and time.monotonic() - started > within_s:
+            print(f"soak: the job did not end within {within_s:g} s, so it gets SIGTERM", file=sys.stderr, flush=True)
+            process.send_signal(signal.SIGTERM)
         try:
             process.wait(every_s)
         except subprocess.TimeoutExpired:
             continue
     return readings
+
+
+class Progress:
+    """What the processes have noted and what the recorder has written; each shard is looked at once."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._rows: dict[Path, int] = {}
+
+    def made(self) -> int:
+        sizes = (path.stat().st_size for path in (self._out / "launches").glob("*.bin"))
+        return sum(size // 16 for size in sizes) * STEP
+
+    def written(self) -> int:
+        import pyarrow.parquet as pq
+
+        for path in (self._out / "run" / "kernels").glob("process=*/*.parquet"):
+            if path not in self._rows and not path.name.startswith("."):
+                self._rows[path] = pq.read_metadata(path).num_rows
+        return sum(self._rows.values())
 
 
 def read(pid: int, s: float) -> Reading | None:
@@ -150,9 +197,16 @@ def read(pid: int, s: float) -> Reading | None:
     return Reading(s, rss_kib / 1024, files)
 
 
-def settled(readings: Sequence[Reading]) -> list[Reading]:
-    """Those after the first quarter: until then buffers, libraries and caches are filled for the first time."""
-    return [reading for reading in readings if reading.s >= readings[-1].s / 4]
+def settled(readings: Sequence[Reading], filled_s: float = 0.0) -> list[Reading]:
+    """Those after the first quarter and after `filled_s`: until then buffers and caches are filled."""
+    return [reading for reading in readings if reading.s >= max(readings[-1].s / 4, filled_s)]
+
+
+def filled_s(rate: float, fake: bool = False) -> float:
+    """When the recorder keeps as many launch times as it ever does (32 MB of them), and drops the oldest."""
+    from nanalyze.recorder.launch_times import CALLS_KEPT
+
+    return (FAKE_CALLS_KEPT if fake else CALLS_KEPT) / rate
 
 
 def slope_mib_per_h(readings: Sequence[Reading]) -> float | None:
@@ -213,21 +267,25 @@ def soak(out: Path, options: argparse.Namespace) -> int:
     nanalyze = str(Path(sys.executable).with_name("nanalyze"))
     command = [nanalyze, "record", "-o", str(out / "run"), "--pause", str(options.pause), "--start-on", STARTS]
     command += [] if options.no_samples else ["--samples"]
-    command += ["--", sys.executable, __file__, str(out), "--job", str(60 * options.minutes)]
+    seconds = 60 * options.minutes if options.within_s is None else options.within_s - END_S
+    command += ["--", sys.executable, __file__, str(out), "--job", str(seconds)]
     command += ["--children-s", str(options.children_s), "--rate", str(options.rate)]
     process = subprocess.Popen([*command, *(["--fake"] if options.fake else [])])
-    readings = watch(process, options.read_s)
+    readings = watch(process, options.read_s, out, None if options.within_s is None else options.within_s - ACCOUNT_S)
     if process.returncode:
         print(f"soak: the job ended with {process.returncode}", file=sys.stderr)
-        return 1
-    return _conclude(out, readings)
+    return max(_conclude(out, readings, options), int(process.returncode != 0))
 
 
-def _conclude(out: Path, readings: list[Reading]) -> int:
-    counted, slope = account(out), slope_mib_per_h(settled(readings))
-    leaves_open = leaves_files_open(settled(readings))
+def _conclude(out: Path, readings: list[Reading], options: argparse.Namespace) -> int:
+    filled = filled_s(options.rate, options.fake)
+    counted, steady = account(out), settled(readings, filled)
+    slope, leaves_open = slope_mib_per_h(steady), leaves_files_open(settled(readings))
     print(f"\nprocesses: {len(list((out / 'launches').iterdir()))}")
-    print(f"memory: {'too few readings' if slope is None else f'{slope:+.1f} MiB an hour'} after the first quarter")
+    if slope is None:
+        print(f"memory: too short to tell, as caches are filled for {filled:.0f} s")
+    else:
+        print(f"memory: {slope:+.1f} MiB an hour, from {steady[0].s:.0f} s to {steady[-1].s:.0f} s")
     files = [reading.files for reading in readings]
     print(f"open files: {files[0]} at first, {files[-1]} at last, {max(files)} at most")
     print(f"launches made {counted.made:,}, in the run {counted.recorded:,}, lost {counted.lost:,}")
@@ -235,13 +293,17 @@ def _conclude(out: Path, readings: list[Reading]) -> int:
     print("none" if counted.balances else f"about {counted.made - counted.recorded - counted.paused_most:,}")
     result = {"slope_mib_per_h": slope, **asdict(counted), "readings": [asdict(reading) for reading in readings]}
     (out / "soak.json").write_text(json.dumps(result, indent=1))
-    return int(leaves_open or not counted.balances)
+    grown_mib = 0.0 if slope is None else slope / 3600 * (steady[-1].s - steady[0].s)
+    grows = slope is not None and slope > options.most_mib_per_h and grown_mib > NOISE_MIB
+    return int(grows or leaves_open or not counted.balances)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--within-s", type=float, help="In place of --minutes: all of it in so many seconds.")
+    parser.add_argument("--most-mib-per-h", type=float, default=60, help="Growth of memory that counts as none.")
     parser.add_argument("--rate", type=float, default=20_000, help="Launches a second, of each process.")
     parser.add_argument("--children-s", type=float, default=15, help="A child so often; 0: none.")
     parser.add_argument("--read-s", type=float, default=10)

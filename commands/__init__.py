@@ -24,6 +24,9 @@ from nanalyze.rundir.errors import NanalyzeError
 VERBS = ("record", "report", "sql", "compare", "trend", "import", "export", "info", "compact", "top", "doctor")
 
 
+DUCKDB_INTERRUPTED = "Query interrupted"  # all that is left of a KeyboardInterrupt during a query
+
+
 class Commands(click.Group):
     """The verbs whose modules are installed, each imported only when it is needed."""
 
@@ -63,6 +66,10 @@ class Commands(click.Group):
         except NanalyzeError as error:
             click.echo(f"nanalyze: error: {one_line(error)}", err=True)
             ctx.exit(error.exit_code)
+        except RuntimeError as error:
+            if str(error) == DUCKDB_INTERRUPTED:
+                raise click.Abort from None
+            raise
 
 
 def one_line(error: BaseException) -> str:

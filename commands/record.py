@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from nanalyze.recorder import launch
 from nanalyze.rundir.errors import RecorderError
@@ -29,35 +30,39 @@ class JobCommand(click.Command):
 
     def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str], bool]:
         """The options of `nanalyze record`, the job, and whether `--` stood between them."""
-        takes_value = {
-            spelling
-            for parameter in self.get_params(ctx)
-            if isinstance(parameter, click.Option) and not parameter.is_flag
-            for spelling in parameter.opts
-        }
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        takes_value = {spelling for option in options if not option.is_flag for spelling in option.opts}
+        switches = {spelling for option in options if option.is_flag for spelling in option.opts}
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] not in ("-", "--", "-m"):
-            place += 2 if args[place] in takes_value else 1
+            place += 2 if _last_of(args[place], switches) in takes_value else 1
         is_exact = args[place : place + 1] == ["--"]
         return args[:place], args[place + is_exact :], is_exact
+
+
+def _last_of(word: str, switches: set[str]) -> str:
+    """The option that `word` ends with: -o of -qo, where -q is a switch."""
+    if word.startswith("--") or not all(f"-{letter}" in switches for letter in word[1:-1]):
+        return word
+    return f"-{word[-1]}"
 
 
 def configured(command: click.Command, folder: Path) -> dict[str, Any]:
     """What [tool.nanalyze] says, of the nearest pyproject.toml that has that section, in or above `folder`.
 
-    Raises RecorderError for a file that is not TOML and for a name that is no option.
+    Raises RecorderError for a file that is not TOML, a name that is no option, and a value that it cannot have.
     """
     for path in (parent / CONFIGURATION for parent in (folder, *folder.parents)):
         section = _section(path)
         if section is None:
             continue
-        known = {parameter.name for parameter in command.params if isinstance(parameter, click.Option)}
-        values = {name.replace("-", "_"): _as_given(value) for name, value in section.items()}
+        known = {option.name: option for option in command.params if isinstance(option, click.Option) and option.name}
+        values = {name.replace("-", "_"): value for name, value in section.items()}
         for name in values:
             if name not in known:
-                options = ", ".join(sorted(option for option in known if option))
-                raise RecorderError(f"{path}: [tool.{SECTION}] has no setting {name!r}. It has {options}.")
-        return values
+                names = ", ".join(name.replace("_", "-") for name in sorted(known))
+                raise RecorderError(f"{path}: [tool.{SECTION}] has no setting {name!r}. It has {names}.")
+        return {name: _checked(path, known[name], value) for name, value in values.items()}
     return {}
 
 
@@ -77,9 +82,21 @@ def _section(path: Path) -> dict[str, Any] | None:
     return section
 
 
-def _as_given(value: Any) -> Any:
-    """A list as the command line has it, so that both are read alike."""
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+def _checked(path: Path, option: click.Option, value: Any) -> Any:
+    """The value of a setting in the file at `path`; a list as the command line has it, so that both are read alike."""
+    if isinstance(option.type, click.types.BoolParamType):
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif isinstance(option.type, click.types.IntParamType):
+        fits, wanted = type(value) is int, "a whole number"
+    elif isinstance(option.type, click.types.FloatParamType):
+        fits, wanted = type(value) in (int, float), "a number"
+    else:
+        items = value if isinstance(value, list) else [value]
+        fits, wanted = all(isinstance(item, str) for item in items), "text in quotes"
+    if not fits:
+        name = str(option.name).replace("_", "-")
+        raise RecorderError(f"{path}: {name} = {value!r} in [tool.{SECTION}] is not {wanted}. Correct it.")
+    return ",".join(value) if isinstance(value, list) else value
 
 
 def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
@@ -133,7 +150,7 @@ def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
     help="full, verdict (half the passes) or CUPTI metrics with commas (default full).",
 )
 @option("--exact-graphs/--no-exact-graphs", default=True, help="Measure CUDA graph launches as a whole.")
-@option("--samples", is_flag=True, help="Counters of the whole device at an interval; not with --exact.")
+@option("--samples/--no-samples", default=False, help="Counters of the whole device at an interval; not with --exact.")
 @option("--samples-interval", metavar="MICROSECONDS", type=float, help="Length of a sample (default 1000).")
 @option(
     "--samples-window", metavar="SECONDS", type=float, help="How long a group of counters has its turn (default 1)."
@@ -145,7 +162,7 @@ def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
     help="Share of a CPU core that sampling alone may take (default: what --overhead leaves).",
 )
 @option("--start-on", metavar="MODULE,...", help="Start recording when one of these modules is imported, too.")
-@option("--delay", metavar="SECONDS", type=float, help="Start so long after each process turns to CUDA.")
+@option("--delay", metavar="SECONDS", type=float, help="Start so long after each process turns to CUDA (default 0).")
 @option("--duration", metavar="SECONDS", type=float, help="Stop recording each process after so long.")
 @option("--quiet", "-q", is_flag=True, help="Leave out the last line, which says where the run is.")
 @click.argument("job", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGUMENT]...")
@@ -167,6 +184,9 @@ def record(ctx: click.Context, /, job: tuple[str, ...], **options: Any) -> None:
     """
     if not job:
         raise click.UsageError("Give the job: a script, -m MODULE or -- COMMAND.")
+    if options["append"] and options["force"]:
+        raise click.UsageError("--force replaces the run, --append adds to it: give one of them.")
+    _leave_out_idle(ctx, options)
     command = launch.resolve(job, is_exact=ctx.meta["is_exact"])
     shown = options["output"] or launch.default_run_dir(command)
     unchecked = request(shown, **options)
@@ -179,6 +199,19 @@ def record(ctx: click.Context, /, job: tuple[str, ...], **options: Any) -> None:
     processes, kernels = launch.claim(Path(unchecked.run_dir), append=options["append"], force=options["force"])
     checked = request(shown, processes=processes, kernels=kernels, **options)
     launch.become(command, launch.environment(checked))
+
+
+def _leave_out_idle(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Forget how to measure or sample, as the environment or the file has it, where neither was asked for.
+
+    On the command line it is a mistake, which `request` refuses.
+    """
+    for chooser in ("exact", "samples"):
+        if options[chooser]:
+            continue
+        for name in options:
+            if name.startswith(f"{chooser}_") and ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+                options[name] = None
 
 
 def request(shown: str, *, processes: int = 0, kernels: int = 0, **options: Any) -> launch.Request:
@@ -228,7 +261,7 @@ def _exact(options: dict[str, Any]) -> dict[str, Any] | None:
         "metrics": "metrics",
     }
     given = {names[name]: options[f"exact_{name}"] for name in names if options[f"exact_{name}"] is not None}
-    if options["exact"] is None:
+    if not options["exact"]:  # an empty one takes back what the environment or the file has
         if given:
             raise click.UsageError("Options --exact-* need --exact, which chooses the kernels.")
         return None

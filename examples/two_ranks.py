@@ -3,7 +3,7 @@
     nanalyze record -o ranks -- torchrun --nproc-per-node 2 examples/two_ranks.py
     nanalyze record -o devices examples/two_ranks.py --one-process
     nanalyze report ranks
-    nanalyze sql ranks --file queries/ranks.sql
+    nanalyze sql ranks --query ranks
 
 Each rank trains its own copy of a small network and averages the gradients with NCCL's all-reduce,
 bucket by bucket while the backward pass goes on. `--slow-rank 1` gives one rank more work, for the
@@ -52,8 +52,8 @@ def train_as_rank(steps: int, slow_rank: int | None) -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.randn(BATCH, WIDTH, device=device, dtype=torch.bfloat16)
     started = time.perf_counter()
-    for step in range(steps):
-        torch.cuda.nvtx.range_push(f"step {step}")
+    for _ in range(steps):
+        torch.cuda.nvtx.range_push("step")
         optimizer.zero_grad()
         loss = model(data).float().square().mean()
         if rank == slow_rank:
@@ -74,8 +74,8 @@ def train_in_one_process(steps: int) -> str:
     optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in models]
     data = [torch.randn(BATCH // 2, WIDTH, device=device, dtype=torch.bfloat16) for device in devices]
     started = time.perf_counter()
-    for step in range(steps):
-        torch.cuda.nvtx.range_push(f"step {step}")
+    for _ in range(steps):
+        torch.cuda.nvtx.range_push("step")
         for model, batch in zip(models, data, strict=True):
             model.zero_grad()
             model(batch).float().square().mean().backward()

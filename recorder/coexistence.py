@@ -30,6 +30,7 @@ from typing import Any
 from nanalyze.recorder import cupti as cu
 from nanalyze.recorder import device
 from nanalyze.recorder.exact_layer import ExactLayer
+from nanalyze.recorder.patience import within
 from nanalyze.recorder.timeline import Timeline
 from nanalyze.rundir.errors import RecorderError
 
@@ -284,6 +285,4 @@ def _settle() -> None:
         with contextlib.suppress(Exception):
             device.synchronize()
 
-    waiter = threading.Thread(target=wait, daemon=True, name="nanalyze-wait")
-    waiter.start()
-    waiter.join(SYNCHRONIZE_PATIENCE_S)
+    within(SYNCHRONIZE_PATIENCE_S, wait)

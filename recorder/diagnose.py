@@ -20,11 +20,14 @@ from typing import Any
 
 from nanalyze.recorder import buffers, clocks, device
 from nanalyze.recorder import cupti as cu
+from nanalyze.recorder.patience import within
 from nanalyze.rundir.errors import RecorderError
 
 OK, PROBLEM, NOTE = "ok", "problem", "note"
 
 LEAST_FREE_BYTES = 1 << 30
+LEAST_FREE_FILES = 1000
+DISK_PATIENCE_S = 10.0
 SLOWEST_CLOCK_NS = 1000.0  # a reading; two are taken for each range
 CAP_SYS_ADMIN = 21  # linux/capability.h
 
@@ -39,6 +42,9 @@ PROFILERS = {
     "dcgm-exporter": "DCGM",
     "dcgmi": "DCGM",
 }
+
+
+MPS = "nvidia-cuda-mps"  # the beginning of the names of its control and its server
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,13 @@ def _cupti() -> Iterator[Check]:
     path = next(cu._loaded(), chosen.path) if "/" not in chosen.path else chosen.path
     others = [_with_target(other) for other in libraries if os.path.realpath(other) != os.path.realpath(path)]
     also = [f"also found: {', '.join(others)}"] if others else []
-    yield Check("cupti", OK, "; ".join([f"API {chosen.version}, {_with_target(path)}", *also, *packages]))
+    text = "; ".join([f"API {chosen.version}, {_with_target(path)}", *also, *packages])
+    driver, wanted = device.driver_version(), chosen.version // 10_000 if chosen.version >= 100_000 else 12
+    if driver is not None and driver // 1000 < wanted:
+        remedy = f"install that of CUDA {driver // 1000} (pip install nvidia-cuda-cupti-cu12), or a newer driver"
+        yield Check("cupti", PROBLEM, f"{text}: is of CUDA {wanted}, the driver of {cuda_version(driver)}", remedy)
+    else:
+        yield Check("cupti", OK, text)
     for name, function in CUPTI_FEATURES.items():
         if hasattr(chosen.library, function):
             yield Check(name, OK, f"CUPTI {chosen.version} has them")
@@ -265,11 +277,13 @@ def _how_to_permit(root: Path) -> str:
 
 def _holders(root: Path) -> Iterator[Check]:
     """Others who may hold the counters; only processes that this user can see."""
-    running = {}
+    running, services = {}, []
     for path in (root / "proc").glob("[0-9]*/comm"):
         name = (_text(path) or "").strip()
         if name in PROFILERS:
             running[int(path.parent.name)] = f"{PROFILERS[name]} ({name}, process {path.parent.name})"
+        if name.startswith(MPS):
+            services.append(int(path.parent.name))
     injected = [name for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH") if os.environ.get(name)]
     found = [*(running[pid] for pid in sorted(running)), *(f"{name} is set" for name in injected)]
     if found:
@@ -277,12 +291,25 @@ def _holders(root: Path) -> Iterator[Check]:
         yield Check("other profilers", PROBLEM, "; ".join(found), remedy)
     else:
         yield Check("other profilers", OK, "none seen")
+    if services:
+        text = f"CUDA's multi-process service runs (process {min(services)}): where processes share a GPU, its counters"
+        yield Check("mps", NOTE, f"{text} are of all of them together")
 
 
 # --- disk and clock ----------------------------------------------------------------------------
 
 
 def _disk(folder: Path, root: Path) -> Iterator[Check]:
+    """Whether a run can be written to `folder`; a file system that stands still would hold up a job's start."""
+    checks: list[Check] = []
+    if within(DISK_PATIENCE_S, lambda: checks.extend(_safely("disk", lambda: _disk_in_time(folder, root)))):
+        yield from checks
+    else:
+        found = f"{folder.absolute()}: does not answer for {DISK_PATIENCE_S:g} s"
+        yield Check("disk", PROBLEM, found, "check the mount, or choose another file system with -o")
+
+
+def _disk_in_time(folder: Path, root: Path) -> Iterator[Check]:
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
@@ -297,10 +324,19 @@ def _disk(folder: Path, root: Path) -> Iterator[Check]:
     found = f"{existing}: {free / 1e9:,.1f} GB free" + (f", {kind}" if kind else "")
     if free < LEAST_FREE_BYTES:
         yield Check("disk", PROBLEM, found, "free some space, or choose another directory with -o")
+    elif not _has_inodes(existing):
+        remedy = "remove some files there, or choose another directory with -o"
+        yield Check("disk", PROBLEM, f"{found}, but no more files can be made", remedy)
     elif kind in NETWORK_FILESYSTEMS:
         yield Check("disk", NOTE, f"{found}: a network filesystem; the job does not wait for it")
     else:
         yield Check("disk", OK, found)
+
+
+def _has_inodes(folder: Path) -> bool:
+    """Whether a thousand files more fit; file systems that make them as needed tell of none at all."""
+    about = os.statvfs(folder)
+    return not about.f_files or about.f_favail >= LEAST_FREE_FILES
 
 
 def filesystem(folder: Path, mounts: str) -> str | None:

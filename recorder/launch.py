@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nanalyze.recorder import identity
+from nanalyze.recorder.patience import result_within
 from nanalyze.rundir import runfile
 from nanalyze.rundir.errors import RecorderError, RunError
 
@@ -47,6 +48,7 @@ NOT_EXECUTABLE = 126
 
 PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 
+CLAIM_PATIENCE_S = 30.0  # longer than a recorder's: no job waits yet
 SETTLE_PATIENCE_S = 30.0  # a recording that a timer is just ending takes at most a flush and a synchronisation
 _LAST = -1_000_000  # among the finalizers that multiprocessing runs at a child's end
 
@@ -89,10 +91,12 @@ class Request:
 
     def check(self) -> None:
         """Raises RecorderError for wrong settings."""
-        for name in ("delay_s", "duration_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < threading.TIMEOUT_MAX:
-                raise RecorderError(f"{name}={value!r}: must be above 0 seconds")
+        if self.delay_s is not None and not 0 <= self.delay_s < threading.TIMEOUT_MAX:
+            raise RecorderError(f"delay_s={self.delay_s!r}: must be 0 seconds or more")
+        if self.duration_s is not None and not 0 < self.duration_s < threading.TIMEOUT_MAX:
+            raise RecorderError(f"duration_s={self.duration_s!r}: must be above 0 seconds")
+        if self.flush_s > threading.TIMEOUT_MAX:
+            raise RecorderError(f"flush_s={self.flush_s!r}: is longer than any job. Give some seconds.")
         plain = Request(self.run_dir, self.shown)
         names = ("layers", "flush_s", "timestamps", "overhead_pct", "pause_pct", "exact", "samples")
         if any(getattr(self, name) != getattr(plain, name) for name in names):  # else numpy's import is spared
@@ -136,8 +140,7 @@ def default_run_dir(command: Sequence[str]) -> str:
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", job_name(command))
     job = identity.job()
     if job and identity.rank() is not None:
-        parts = [*job.values(), os.environ.get("SLURM_STEP_ID", "")]
-        return "-".join(["run", *(re.sub(r"[^A-Za-z0-9_.-]", "_", part) for part in parts if part), name])
+        return "-".join(["run", *(re.sub(r"[^A-Za-z0-9_.-]", "_", part) for part in job.values() if part), name])
     base = f"run-{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     names = (base if number == 1 else f"{base}-{number}" for number in range(1, 1_000_000))
     return next(name for name in names if not os.path.lexists(name))
@@ -157,14 +160,28 @@ def claim(run_dir: Path, *, append: bool, force: bool) -> tuple[int, int]:
     """Check that the job may record into `run_dir`, and clear it if `force`; partitions it holds already.
 
     (Of `processes` and of `kernels`.) Raises RunError for a directory that holds a run, unless it is
-    one of the same parallel launch, or anything else, or that cannot be written.
+    one of the same parallel launch, or anything else, or that cannot be written, or does not answer.
     """
+    try:
+        replaced = result_within(CLAIM_PATIENCE_S, lambda: _make_room(run_dir, append=append, force=force))
+    except TimeoutError:
+        raise RunError(
+            f"{run_dir}: does not answer for {CLAIM_PATIENCE_S:g} s. Choose another file system with -o."
+        ) from None
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+    return partitions(run_dir, "processes"), partitions(run_dir, "kernels")
+
+
+def _make_room(run_dir: Path, *, append: bool, force: bool) -> Path | None:
+    """The checks of `claim`; a run that is to be replaced has the name returned from then on."""
     try:
         holds_something = run_dir.is_dir() and any(run_dir.iterdir())
         if run_dir.exists() and not run_dir.is_dir():
             raise RunError(f"{run_dir}: is a file. Choose another directory with -o.")
     except OSError as error:
         raise RunError(f"{run_dir}: cannot be read: {error.strerror}. Choose another directory with -o.") from error
+    replaced = None
     if holds_something:
         if not (run_dir / runfile.RUN_FILE).exists():
             raise RunError(f"{run_dir}: exists and is not a run. Choose another directory with -o.")
@@ -174,9 +191,9 @@ def claim(run_dir: Path, *, append: bool, force: bool) -> tuple[int, int]:
                     f"{run_dir}: already holds a run. Use --append to add to it, --force to replace it, "
                     "or choose another directory with -o."
                 )
-            _remove(run_dir)
+            replaced = _set_aside(run_dir)
     _check_writable(run_dir)
-    return partitions(run_dir, "processes"), partitions(run_dir, "kernels")
+    return replaced
 
 
 def _is_of_this_launch(run_dir: Path) -> bool:
@@ -186,14 +203,14 @@ def _is_of_this_launch(run_dir: Path) -> bool:
     return bool(runfile.read(run_dir).get("settings", {}).get("job") == job)
 
 
-def _remove(run_dir: Path) -> None:
-    """Remove a run; it is out of the way at once, however long the deleting takes."""
-    earlier = run_dir.with_name(f".{run_dir.name}.{uuid.uuid4().hex[:12]}.replaced")
+def _set_aside(run_dir: Path) -> Path:
+    """Give a run that is to be removed another name: it is out of the way at once, however long the deleting takes."""
+    aside = run_dir.with_name(f".{run_dir.name}.{uuid.uuid4().hex[:12]}.replaced")
     try:
-        os.rename(run_dir, earlier)
+        os.rename(run_dir, aside)
     except OSError as error:
         raise RunError(f"{run_dir}: cannot be replaced: {error.strerror}. Choose another with -o.") from error
-    shutil.rmtree(earlier, ignore_errors=True)
+    return aside
 
 
 def _check_writable(run_dir: Path) -> None:
@@ -367,7 +384,7 @@ def start_here() -> None:
         return
     request = Request.loads(os.environ[REQUEST])
     settings = request.settings()
-    if request.delay_s is None:
+    if not request.delay_s:
         _record(request, settings)
     else:
         _later(request.delay_s, _record_or_say_why, request, settings)
@@ -399,7 +416,10 @@ def _later(seconds: float, work: Callable[..., object], *arguments: object) -> N
     timer = threading.Timer(seconds, work, arguments)
     timer.daemon = True
     timer.name = "nanalyze-timer"
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError as error:  # the limit of processes; the job goes on all the same
+        raise RecorderError(f"--delay and --duration need a thread, which cannot start: {error}") from error
     atexit.register(_settle, timer, os.getpid())
     _at_the_end_of_a_worker(_settle, timer, os.getpid())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import weakref
 from typing import TYPE_CHECKING
@@ -33,7 +34,9 @@ def watch(recording: Recorder) -> None:
 
 def _at_exit() -> None:
     for recording in list(_watched):
-        recording.stop("exit")
+        # The second Ctrl-C, or the one that torchrun passes on: the process is ending anyway.
+        with contextlib.suppress(KeyboardInterrupt):
+            recording.stop("exit")
 
 
 def _in_child() -> None:

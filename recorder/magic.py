@@ -17,6 +17,8 @@ from nanalyze.rundir.errors import NanalyzeError, RecorderError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nanalyze.recorder.session import UnderWay
+
 COLUMNS = ["kernel", "launches", "total_ns", "share", "bound", "reason"]
 NAME = "nanalyze"
 
@@ -39,16 +41,24 @@ def _parser() -> _Parser:
     parser = _Parser(prog=f"%%{NAME}", description="Record what the kernels of this cell do.", allow_abbrev=False)
     add = parser.add_argument
     add("-o", "--output", metavar="RUN_DIR", help="directory to record into, by default run-<date>-notebook")
+    add("--force", action="store_true", help="replace the run that is there, as when the cell is run again")
     add("--append", action="store_true", help="add to the run that is there")
     add("--layers", metavar="LAYER,...", help="of timeline, ranges and device_state; all by default")
     add("--no-nvtx", action="store_true", help="leave out the ranges that are marked with NVTX")
     add("--exact", metavar="REGEX", help="hardware counters of kernels whose name matches; . for all")
     add("--exact-exclude", metavar="REGEX", help="leave out kernels whose name matches")
     add("--exact-ranges", metavar="REGEX", help="only launches made while a range of a matching name is open")
+    add("--exact-seconds", metavar="SECONDS", type=float, help="only in the first so many seconds of the cell")
     add("--exact-first", metavar="N", type=int, help="measure so many launches of each kernel and shape (2)")
+    add("--exact-skip", metavar="N", type=int, help="let so many pass first (0)")
+    add("--exact-every", metavar="N", type=int, help="after that measure every N-th; none by default")
     add("--exact-budget", metavar="PERCENT", type=float, help="share of the time that measuring may take (10)")
     add("--exact-metrics", metavar="SET", help="full, verdict, or CUPTI metrics with commas (full)")
     add("--samples", action="store_true", help="counters of the whole device at an interval; not with --exact")
+    add("--samples-interval", metavar="MICROSECONDS", type=float, help="length of a sample (1000)")
+    add(
+        "--pause", metavar="PERCENT", type=float, help="share of the time to switch off for; 0 records every launch (1)"
+    )
     add("--rows", metavar="N", type=int, default=10, help="kernels to show (10)")
     return parser
 
@@ -73,8 +83,7 @@ def record_cell(shell: Any, line: str, cell: str) -> pd.DataFrame | None:
     """
     try:
         options = _parser().parse_args(_words(line))
-        run_dir = options.output or launch.default_run_dir(["notebook"])
-        recording = recorder.record(run_dir, **_settings(options))
+        recording = _begin(options)
     except _Helped:
         return None
     except NanalyzeError as error:
@@ -89,6 +98,18 @@ def record_cell(shell: Any, line: str, cell: str) -> pd.DataFrame | None:
         return None
 
 
+def _begin(options: argparse.Namespace) -> recorder.Recorder | UnderWay:
+    from nanalyze.recorder.settings import Settings
+
+    run_dir = Path(options.output or launch.default_run_dir(["notebook"]))
+    chosen = _settings(options)
+    Settings(**chosen)  # refuses what is wrong before a run is replaced
+    if recorder._active is None or recorder._active.is_stopped:
+        launch.claim(run_dir, append=options.append, force=options.force)
+        chosen["append"] = True
+    return recorder.record(run_dir, **chosen)
+
+
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
@@ -97,7 +118,8 @@ def _words(line: str) -> list[str]:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    names = {"exclude": "exclude", "ranges": "ranges", "first": "first", "budget": "budget_pct", "metrics": "metrics"}
+    names = {"exclude": "exclude", "ranges": "ranges", "seconds": "seconds", "first": "first", "skip": "skip"}
+    names |= {"every": "every", "budget": "budget_pct", "metrics": "metrics"}
     exact = {key: getattr(options, f"exact_{name}") for name, key in names.items()}
     exact = {key: value for key, value in exact.items() if value is not None}
     if exact and options.exact is None:
@@ -107,8 +129,15 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     settings: dict[str, Any] = {"append": options.append, "nvtx": not options.no_nvtx}
     if options.exact is not None:
         settings["exact"] = recorder.Exact(kernels=options.exact, **exact)
+    if options.samples_interval is not None and not options.samples:
+        raise RecorderError(f"%%{NAME}: --samples-interval needs --samples")
     if options.samples:
-        settings["samples"] = recorder.Samples()
+        given = {} if options.samples_interval is None else {"interval_us": options.samples_interval}
+        settings["samples"] = recorder.Samples(**given)
+    if options.pause is not None:
+        settings["pause_pct"] = options.pause
+    if options.force and options.append:
+        raise RecorderError(f"%%{NAME}: --force replaces the run, --append adds to it: give one of them")
     if options.layers is not None:
         settings["layers"] = tuple(options.layers.split(","))
     return settings
@@ -118,7 +147,7 @@ def _conclude(run_dir: Path, rows: int) -> pd.DataFrame | None:
     """Say where the run is; the first `rows` verdicts."""
     import nanalyze.analysis as na
 
-    shown = shlex.quote(str(run_dir))
+    shown = shlex.quote(str(run_dir.relative_to(Path.cwd()) if run_dir.is_relative_to(Path.cwd()) else run_dir))
     with na.open(run_dir) as run:
         verdicts = run.verdicts()
     if verdicts.empty:

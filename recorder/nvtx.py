@@ -36,6 +36,7 @@ MARKER_END = 1 << 2
 OBJECT_THREAD = 2
 
 MOST_OPEN = 65_536  # ranges that are never closed: beyond that the oldest are written as such
+MOST_THREADS = 65_536  # whose native ids are kept: of those that have ended, records may still come
 MOST_EARLY_ENDS = 4_096  # ends whose start is in a buffer still to come
 NAME_BYTES = 65_536
 
@@ -259,6 +260,8 @@ class NvtxRanges:
         (It could name the native id, but that is a setting of the whole process, and PyTorch's profiler
         relies on the other.) A thread that Python does not know keeps CUPTI's name for it.
         """
+        if len(self._threads) > MOST_THREADS:
+            self._threads.clear()
         for thread in threading.enumerate():
             if thread.ident is not None and thread.native_id is not None:
                 self._threads[thread.ident & 0xFFFFFFFF] = thread.native_id

@@ -25,6 +25,7 @@ SHORTEST_S = 0.1
 LONGEST_S = 10.0
 LONGEST_STEP_S = LONGEST_S / 4  # three whole ones in a pause of four, however they lie
 LEAST_REPEATS = 3  # of a range, before it counts as a step
+MOST_NAMES = 4_096  # a job may give each step a name of its own, without end
 HOLD_PATIENCE_S = 2.0  # for the samples layer to close its window
 COMPLETE_PATIENCE_S = 15.0  # a quiet job's records come with the writes, flush_s apart
 
@@ -48,11 +49,18 @@ class Steps:
         for row in rows:
             if row["end_ns"] is None:
                 continue
+            if len(self._names) > MOST_NAMES:
+                self._forget()
             own = self._names.setdefault((row["name"], row["depth"]), _Name())
             if own.count >= 1000:  # what is old counts less: steps grow longer or shorter
                 own.count, own.total_ns = own.count / 2, own.total_ns / 2
             own.count += 1
             own.total_ns += row["end_ns"] - row["start_ns"]
+
+    def _forget(self) -> None:
+        """Keep the names that repeat most: half as many as may be."""
+        kept = sorted(self._names.items(), key=lambda item: item[1].count, reverse=True)[: MOST_NAMES // 2]
+        self._names = dict(kept)
 
     @property
     def length_s(self) -> float | None:

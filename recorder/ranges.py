@@ -50,13 +50,13 @@ class RangeLog:
         self.nvtx: NvtxRanges | None = None
         self.on_first: Callable[[], object] | None = None  # called once, before the first range opens
         self.before_each: Callable[[annotate, OpenRange | None], object] | None = None  # with the enclosing range
+        self._beginning = threading.Lock()
         self._open: dict[int, OpenRange] = {}
         self._closed: deque[tuple[OpenRange, int | None]] = deque()
 
     def open(self, annotation: annotate) -> OpenRange:
         if self.on_first is not None:
-            first, self.on_first = self.on_first, None
-            first()
+            self._begin()
         parent = _current.get()
         while parent is not None and self._open.get(parent.range_id) is not parent:
             parent = parent.parent  # of an earlier recording, or closed elsewhere
@@ -65,6 +65,14 @@ class RangeLog:
         opened = OpenRange(self, annotation, next(self.ids), parent)
         self._open[opened.range_id] = opened
         return opened
+
+    def _begin(self) -> None:
+        """Call `on_first`; threads that come meanwhile wait, or their first launches would have no time."""
+        with self._beginning:
+            first = self.on_first
+            if first is not None:
+                first()
+                self.on_first = None
 
     def close(self, opened: OpenRange) -> None:
         end_ns = time.time_ns()

@@ -26,17 +26,20 @@ from nanalyze.recorder import cupti as cu
 from nanalyze.recorder.coexistence import Coexistence
 from nanalyze.recorder.exact import Measurement
 from nanalyze.recorder.exact_layer import ExactLayer
+from nanalyze.recorder.patience import result_within, within
 from nanalyze.recorder.pauses import Pauses
 from nanalyze.recorder.samples import SamplesLayer
 from nanalyze.recorder.settings import Settings
 from nanalyze.recorder.timeline import Timeline
 from nanalyze.recorder.writer import Writer
-from nanalyze.rundir import runfile
+from nanalyze.rundir import runfile, shards
 from nanalyze.rundir.errors import NanalyzeError, RecorderError
 
 TICK_S = 1.0  # how often NVML is asked for the clocks
 DRAIN_S = 0.25  # how often full buffers are fetched: at 500,000 launches a second they hold 27 MB then
+OPEN_PATIENCE_S = 10.0  # for the run directory, at the job's first use of CUDA
 SYNCHRONIZE_PATIENCE_S = 10.0
+END_PATIENCE_S = 30.0  # for kernels and disk together; a disk that stands still must not keep the job from ending
 BUDGET_NOTED_AFTER_S = 30.0  # starting and ending take more than their share of a shorter recording
 LEAST_FOR_SAMPLES = 0.25  # of the budget, where the timeline takes it all
 
@@ -62,14 +65,13 @@ class Recorder:
     """A recording in progress; made by `record` and `start`, ended by `stop`."""
 
     def __init__(self, run_dir: str | os.PathLike[str], settings: Settings) -> None:
-        self.run_dir = Path(run_dir)
+        self.run_dir = Path(run_dir).absolute()  # the job may change its directory
         self.settings = settings
         self.rank = identity.rank()
         self._pid = os.getpid()
         _import_writer_libraries()
         self._started_ns = time.time_ns()
-        self._open_run()
-        self._writer = Writer(self.run_dir, self._process_name(), self._complain)
+        self._writer = Writer(self.run_dir, self._open_in_time(), self._complain)
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._tick_lock = threading.Lock()
@@ -91,11 +93,28 @@ class Recorder:
         self._cpu_ns = 0
         self._stopped = False
         self._said: set[str] = set()
-        self._start_layers()
         self._thread = threading.Thread(target=self._run, name="nanalyze-recorder", daemon=True)
-        self._thread.start()
+        try:
+            self._start_layers()
+            self._start_thread()
+        except BaseException:  # nobody would take what the layers record
+            self._abandon()
+            raise
 
     # -- the run directory ------------------------------------------------------------------------
+
+    def _open_in_time(self) -> str:
+        """The name of this process's part of the run. Raises RecorderError also where the disk stands still."""
+        try:
+            return result_within(OPEN_PATIENCE_S, self._open_part)
+        except TimeoutError:
+            raise RecorderError(
+                f"{self.run_dir}: does not answer for {OPEN_PATIENCE_S:g} s. Choose another file system with -o."
+            ) from None
+
+    def _open_part(self) -> str:
+        self._open_run()
+        return self._claim_partition()
 
     def _open_run(self) -> None:
         """Create the run directory; refuse one that holds another job's data."""
@@ -115,12 +134,22 @@ class Recorder:
             if not (self.run_dir / runfile.RUN_FILE).exists():
                 runfile.create(self.run_dir, "recorder", {"job": identity.job()})
 
-    def _process_name(self) -> str:
-        """`<host>-<rank>-<pid>`, unique in the run directory."""
+    def _claim_partition(self) -> str:
+        """`<host>-<rank>-<pid>`, unique in the run directory.
+
+        Containers may share all three, so the folder is made here, which one of them alone can do.
+        """
         name = identity.partition()
-        taken = {path.name for path in self.run_dir.glob("processes/process=*")}
-        suffix = next(n for n in range(1, 1_000_000) if f"process={name}{_suffix(n)}" not in taken)
-        return name + _suffix(suffix)
+        for number in range(1, 1_000_000):
+            process = name + _suffix(number)
+            try:
+                shards.partition_dir(self.run_dir, "processes", process).mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RecorderError(f"{self.run_dir}: cannot be written: {error.strerror}. Choose another.") from error
+            return process
+        raise RecorderError(f"{self.run_dir}: holds a million parts named {name}. Choose another.")
 
     def _process_row(self, *, ended_ns: int | None = None, ending: str | None = None) -> dict[str, Any]:
         timeline, cupti = self._timeline, self._cupti
@@ -264,6 +293,12 @@ class Recorder:
         if self.settings.pause_pct and has_steps and self._timeline is not None and self.settings.exact is None:
             self._pauses = Pauses(self.settings.pause_pct, self._timeline, self._samples)
 
+    def _start_thread(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise RecorderError(f"the recorder's thread cannot start: {error}. See ulimit -u.") from error
+
     # -- the recorder's thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -297,9 +332,9 @@ class Recorder:
 
     def _work(self, *, tick: bool, flush: bool) -> None:
         if self._timeline is not None:
-            self._take_exact()
             if flush:
                 self._timeline.flush_if_quiet()
+            self._take_exact()  # before the records of what was measured, which are told by their ids
             self._timeline.drain()
             self._resolve_exact()
         self._take_samples()
@@ -311,6 +346,8 @@ class Recorder:
             if self._exact is not None:
                 self._exact.tend()
         if flush or self._writer.is_full:
+            if self._timeline is not None:
+                self._report_trouble(self._timeline)
             self._add_ranges(self._ranges.take())
             self._restore_run_file()
             self._writer.flush()
@@ -417,13 +454,29 @@ class Recorder:
             self._samples.stop()
         if self._exact is not None:
             self._exact.stop()
-        self._synchronize()
-        self._thread.join(SYNCHRONIZE_PATIENCE_S)
+        if not within(END_PATIENCE_S, lambda: self._end(ending)):
+            warn(f"{self.run_dir}: did not take everything within {END_PATIENCE_S:g} s: what was not written is lost")
+
+    def _end(self, ending: str) -> None:
         try:
+            self._synchronize()
+            self._thread.join()
             with self._tick_lock:
                 self._finish(ending)
         except Exception as error:
             warn(f"internal error while stopping, please report it: {type(error).__name__}: {error}")
+
+    def _abandon(self) -> None:
+        """Leave nothing on: the recording did not come about. Never raises."""
+        self._stopped = True
+        self._stopping.set()
+        if ranges._log is self._ranges:
+            ranges.set_log(None)
+        nvtx.withdraw()
+        for part in (self._coexistence, self._samples, self._exact, self._timeline):
+            if part is not None:
+                with contextlib.suppress(Exception):
+                    part.stop()
 
     @property
     def is_stopped(self) -> bool:
@@ -432,10 +485,7 @@ class Recorder:
     def _synchronize(self) -> None:
         if self._timeline is None or not self._timeline.started_any:
             return
-        waiter = threading.Thread(target=_quiet_synchronize, daemon=True)
-        waiter.start()
-        waiter.join(SYNCHRONIZE_PATIENCE_S)
-        if waiter.is_alive():
+        if not within(SYNCHRONIZE_PATIENCE_S, _quiet_synchronize):
             text = "kernels were still running 10 s after stop; their records are missing"
             self._writer.event("timeline", "loss", text)
 

@@ -30,6 +30,8 @@ FLUSH_PERIOD_MS = 1000
 # run out of the caches (1.6 against 3.2 million a second with nothing beside; 2 shared cores).
 BATCH = 4
 
+BUSY_BUFFERS = 8  # between two writes, of a job whose buffers need not be asked for
+
 COPY_KINDS = (cu.KIND_MEMCPY, cu.KIND_MEMCPY2)
 # Not asked for by default: a record of a memory set cost an H200 1.8 us of GPU time, one of a kernel 0.2 us
 # (docs/measurements.md), and most sets are shorter than that.
@@ -67,12 +69,12 @@ class Timeline:
         self.clock = LaunchClock(cupti, self.trouble)
         self.listener: Callable[[dict[str, Any]], None] | None = None  # sees the columns of new launches
         self.buffers = 0  # that came back with something in them
-        self.records = 0
         self.dropped = 0
         self.odd = 0
         self._pinned = pinned
         self._kinds = (cu.KIND_CONCURRENT_KERNEL, *COPY_KINDS * copies, *MEMSET_KINDS * memsets)
         self._buffers_at_flush = 0
+        self._is_new_period = False
         self._wants_launch_times = launch_times
         self.is_aside = False  # whether CUPTI is left to another client
         self._switching = threading.RLock()
@@ -234,14 +236,15 @@ class Timeline:
             self.trouble.append(f"the last launches may be missing: {error}")
 
     def flush_if_quiet(self) -> None:
-        """Make CUPTI hand over a buffer that is not full, where none has come since this was called last.
+        """Make CUPTI hand over a buffer that is not full, where few have come by themselves since the last call.
 
         CUPTI's worker hands over full ones only (2,300 launches), and a job with few launches would lose
-        minutes of them to a kill -9. A busy job's threads are not disturbed.
+        minutes of them to a kill -9. A busy job's threads are not disturbed: it fills its buffers in a fraction
+        of the time between two calls.
         """
-        if self.buffers == self._buffers_at_flush and self.started_any:
+        if self.buffers - self._buffers_at_flush < BUSY_BUFFERS and self.started_any:
             self.flush()
-        self._buffers_at_flush = self.buffers
+        self._is_new_period = True
 
     # -- on the recorder's thread -------------------------------------------------------------
 
@@ -250,6 +253,8 @@ class Timeline:
         full = self._exchange.take()
         self.clock.drain()  # after the buffers: every launch in them has been called
         self.buffers += len(full)
+        if self._is_new_period:  # what `flush_if_quiet` has brought did not come by itself
+            self._is_new_period, self._buffers_at_flush = False, self.buffers
         decoded = [self._decoder.decode(memory[:valid]) for memory, valid in full]
         for buffer in decoded:  # first, as a graph's launch time may come in a later buffer than its nodes
             for kind in (cu.KIND_DRIVER, cu.KIND_RUNTIME):
@@ -276,7 +281,6 @@ class Timeline:
                 columns, odd = copy_columns(records, kind)
                 self._writer.add("copies", columns)
                 self.odd += odd
-            self.records += len(records)
 
     def _take_kernels(self, records: activity.Records) -> None:
         columns, odd = kernel_columns(records, self.classes, self.clock.times)

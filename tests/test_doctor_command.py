@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,6 +213,15 @@ def test_other_profilers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_the_multi_process_service_is_noted(root: Path) -> None:
+    for pid, name in ((70, "nvidia-cuda-mps"), (71, "nvidia-cuda-mps"), (72, "nvidia-persiste")):
+        (root / f"proc/{pid}").mkdir()
+        (root / f"proc/{pid}/comm").write_text(f"{name}\n")
+    others, mps = diagnose._holders(root)
+    assert (others.status, mps.name, mps.status, mps.remedy) == (OK, "mps", NOTE, None)
+    assert mps.found.startswith("CUDA's multi-process service runs (process 70): where processes share a GPU")
+
+
 def test_no_cupti(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cu, "candidates", lambda: iter(()))
     (check,) = diagnose._cupti()
@@ -250,6 +260,16 @@ def test_other_cuptis_are_named_and_missing_features_are_problems(
     assert "install a newer CUPTI" in (sampled.remedy or "")
 
 
+def test_a_cupti_that_is_newer_than_the_driver(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.bindings.cuDriverGetVersion = lambda: (0, 12080)  # type: ignore[method-assign]
+    cupti = next(diagnose._cupti())
+    assert (cupti.status, cupti.name) == (PROBLEM, "cupti")
+    assert cupti.found == f"API 130001, {CUPTI_PATH}: is of CUDA 13, the driver of 12.8"
+    assert cupti.remedy == "install that of CUDA 12 (pip install nvidia-cuda-cupti-cu12), or a newer driver"
+    gpu.bindings.cuDriverGetVersion = lambda: (0, 14000)  # type: ignore[method-assign]
+    assert next(diagnose._cupti()).status == OK
+
+
 def test_nvml_that_does_not_work(gpu: FakeGpu) -> None:
     gpu.nvml.broken.add("init_v2")
     (check,) = diagnose._nvml()
@@ -273,6 +293,23 @@ def test_a_disk_that_is_full_foreign_or_not_there(root: Path, tmp_path: Path, mo
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000_000))
     (check,) = diagnose._disk(tmp_path, root)
     assert (check.status, check.found) == (PROBLEM, f"{tmp_path}: 0.2 GB free, ext4")
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=200_000_000_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=10_000, f_favail=3))
+        (check,) = diagnose._disk(tmp_path, root)
+        assert check.status == PROBLEM
+        assert check.found == f"{tmp_path}: 200.0 GB free, ext4, but no more files can be made"
+        patch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=0, f_favail=0))  # Btrfs makes them as needed
+        (check,) = diagnose._disk(tmp_path, root)
+        assert check.status == OK
+    released = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(diagnose, "DISK_PATIENCE_S", 0.1)
+        patch.setattr(shutil, "disk_usage", lambda _: released.wait(30))
+        (check,) = diagnose._disk(tmp_path, root)
+        assert (check.status, check.found) == (PROBLEM, f"{tmp_path}: does not answer for 0.1 s")
+        released.set()
 
     def refuse(**_: Any) -> None:
         raise OSError(30, "Read-only file system")

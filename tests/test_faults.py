@@ -239,6 +239,39 @@ def test_ten_thousand_threads_have_ranges_of_their_own() -> None:
     assert log._open == {}
 
 
+def test_ten_thousand_threads_launch_each_in_a_range_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the callbacks in C, where they are compiled."""
+    gpu = FakeGpu()
+    gpu.install(monkeypatch)
+    names: dict[int, str] = {}
+    with recorder.record(tmp_path / "run", pause_pct=0):
+        for batch in range(40):
+            ready = threading.Barrier(250)
+
+            def work(name: str, ready: threading.Barrier = ready) -> None:
+                ready.wait(30)
+                with recorder.annotate(name):
+                    names[gpu.launch("k")] = name
+
+            threads = [threading.Thread(target=work, args=(f"{batch}.{number}",)) for number in range(250)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    gpu.close()
+    kernels, opened = read_table(tmp_path / "run", "kernels"), read_table(tmp_path / "run", "ranges")
+    assert {row["correlation_id"] for row in kernels} == set(names)
+    assert len(kernels) == len({row["name"] for row in opened}) == 10_000
+    spans = {row["name"]: (row["start_ns"], row["end_ns"]) for row in opened}
+    queued = {row["correlation_id"]: row["queued_ns"] for row in kernels}
+    unknown = [name for call, name in names.items() if queued[call] is None]
+    assert unknown == []
+    assert all(spans[name][0] <= queued[call] <= spans[name][1] for call, name in names.items())
+    assert final_process(tmp_path / "run")["records_lost"] == 0
+
+
 def kernel_records(gpu: FakeGpu, count: int, **columns: Any) -> bytes:
     """Kernel records in numbers, from one by repeating it: `columns` replace fields, an array each."""
     version = gpu.cupti.version

@@ -97,7 +97,11 @@ def test_an_error_of_the_cell_is_shown_once_and_what_ran_is_recorded(shell: Any,
         ("--exact '('", "Exact(kernels='('): not a regular expression"),
         ("--exact 'open", "No closing quotation. Quote the option."),
         ("--layers sideways", "unknown layer 'sideways'"),
-        ("-o taken", "taken: already holds a run"),
+        ("-o taken", "taken: already holds a run. Use --append to add to it, --force to replace it"),
+        ("-o taken --force --layers sideways", "unknown layer 'sideways'"),
+        ("-o taken --force --append", "--force replaces the run, --append adds to it"),
+        ("-o thesis --force", "thesis: exists and is not a run"),
+        ("--samples-interval 500", "--samples-interval needs --samples"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_and_the_cell_is_not_run(
@@ -105,6 +109,8 @@ def test_what_is_wrong_is_said_in_one_line_and_the_cell_is_not_run(
 ) -> None:
     with recorder.record("taken"):
         pass
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("mine")
     capsys.readouterr()
     result = run(shell, options, "ran = True")
     out = capsys.readouterr().out
@@ -112,6 +118,16 @@ def test_what_is_wrong_is_said_in_one_line_and_the_cell_is_not_run(
     assert problem in out
     assert out.count("\n") == 1
     assert (result.success, "ran" in shell.user_ns) == (True, False)
+    assert len(read_table(tmp_path / "taken", "processes")) == 2  # still there
+    assert (tmp_path / "thesis" / "chapter").read_text() == "mine"
+
+
+def test_a_cell_that_is_run_again_replaces_its_run_if_asked(shell: Any, tmp_path: Path) -> None:
+    for number in range(2):
+        assert run(shell, "-o run --force", f"for _ in range({number + 1}): gpu.launch('k')").success
+        assert len(read_table(tmp_path / "run", "kernels")) == number + 1
+    assert run(shell, "-o run --append --pause 0", "gpu.launch('k')").success
+    assert len(read_table(tmp_path / "run", "kernels")) == 3
 
 
 def test_help_lists_the_options_and_leaves_the_shell_alive(shell: Any, capsys: Any) -> None:

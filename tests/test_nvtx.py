@@ -195,6 +195,16 @@ def test_names_are_the_jobs_and_may_be_anything(name: bytes | None, text: str) -
     assert row["name"] == text
 
 
+def test_threads_without_end_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvtx, "MOST_THREADS", 3)
+    markers = Markers()
+    markers.ranges._threads = {number: number for number in range(10, 14)}
+    markers.add(START, 1, 10, b"a", threadId=12).add(END, 1, 20)
+    (row,) = markers.rows()
+    assert row["thread_id"] == 12  # as CUPTI names it
+    assert len(markers.ranges._threads) == threading.active_count()
+
+
 def test_threads_get_their_native_ids() -> None:
     seen: list[int] = []
     done = threading.Event()

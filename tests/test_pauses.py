@@ -112,6 +112,15 @@ def made(world: World, pct: float = 1.0, seed: int = 0) -> Pauses:
     return Pauses(pct, world, world, seed=seed)  # type: ignore[arg-type]
 
 
+def test_a_job_that_names_each_step_anew_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "MOST_NAMES", 8)
+    steps = Steps()
+    for number in range(1000):
+        steps.learn(rows("part", 500 * MS, 1) if number % 100 == 0 else rows(f"step {number}", 10 * MS, 1))
+    assert len(steps._names) <= 9
+    assert steps.length_s == pytest.approx(0.5)
+
+
 def test_a_job_without_steps_is_never_paused(world: World) -> None:
     own = made(world)
     assert own.next_at == float("inf")

@@ -114,5 +114,6 @@ def test_the_table_names_the_slowest(tmp_path: Path) -> None:
     grid = ranks.rank_grid(rows(job(tmp_path / "run", [600, 900], [400, 100])))
     texts = [[cell.text for cell in row] for row in grid.rows]
     assert [row[0] for row in texts] == ["Rank 0", "Rank 1 (slowest)"]
-    assert [row[1] for row in texts] == ["NVIDIA H200 0", "NVIDIA H200 0"]
-    assert [row[4][:5] for row in texts] == ["-20.0", "+20.0"]
+    assert [row[0].below for row in grid.rows] == ["node0-0-100, NVIDIA H200 0", "node0-1-101, NVIDIA H200 0"]
+    assert [row[3][:5] for row in texts] == ["-20.0", "+20.0"]
+    assert [row[6] for row in texts] == ["300\u202fns", "none"]

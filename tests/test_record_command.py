@@ -276,6 +276,52 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
     assert message in done.stderr.decode()
 
 
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        ('flush = "soon"', "flush = 'soon' in [tool.nanalyze] is not a number"),
+        ("flush = true", "flush = True in [tool.nanalyze] is not a number"),
+        ("force = 1", "force = 1 in [tool.nanalyze] is not true or false"),
+        ('samples = "no"', "samples = 'no' in [tool.nanalyze] is not true or false"),
+        ("exact = true", "exact = True in [tool.nanalyze] is not text in quotes"),
+        ('exact = "."\nexact-first = 2.5', "exact-first = 2.5 in [tool.nanalyze] is not a whole number"),
+        ("layers = [1, 2]", "layers = [1, 2] in [tool.nanalyze] is not text in quotes"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_and_not_guessed_at(tmp_path: Path, setting: str, wanted: str) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(f"[tool.nanalyze]\n{setting}\n")
+    done = record_job("--", "echo", "ran", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode() == f"nanalyze: error: {file}: {wanted}. Correct it.\n"
+
+
+def test_how_to_measure_is_a_default_that_waits_to_be_asked_for(tmp_path: Path) -> None:
+    """A file or a scheduler may say how exact counters are to be taken without every job taking them."""
+    (tmp_path / "pyproject.toml").write_text("[tool.nanalyze]\nexact-first = 4\nsamples-window = 2\n")
+    request = request_of("-o", "run", cwd=tmp_path, NANALYZE_EXACT_EVERY="7")
+    assert (request["exact"], request["samples"]) == (None, None)
+    request = request_of("-o", "run", "--exact", "gemm", cwd=tmp_path, NANALYZE_EXACT_EVERY="7")
+    assert (request["exact"]["first"], request["exact"]["every"]) == (4, 7)
+    assert request_of("-o", "run", "--samples", cwd=tmp_path)["samples"] == {"window_s": 2.0}
+
+
+def test_what_the_file_asks_for_can_be_taken_back(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.nanalyze]\nsamples = true\ndelay = 0\n")
+    assert request_of("-o", "run", cwd=tmp_path)["samples"] == {}
+    request = request_of("-o", "run", "--no-samples", "--exact", "gemm", cwd=tmp_path)
+    assert (request["samples"], request["exact"]["kernels"]) == (None, "gemm")
+    assert request_of("-o", "run", cwd=tmp_path, NANALYZE_SAMPLES="0")["samples"] is None
+    (tmp_path / "pyproject.toml").write_text('[tool.nanalyze]\nexact = "gemm"\nexact-first = 1\n')
+    assert request_of("-o", "run", "--exact", "", cwd=tmp_path)["exact"] is None
+    assert request_of("-o", "run", cwd=tmp_path, NANALYZE_EXACT="")["exact"]["kernels"] == "gemm"  # empty: not given
+
+
+def test_short_options_may_be_written_together(tmp_path: Path) -> None:
+    assert request_of("-qo", "run", cwd=tmp_path)["run_dir"] == str(tmp_path / "run")
+    assert request_of("-qorun", cwd=tmp_path)["run_dir"] == str(tmp_path / "run")
+
+
 def test_a_file_that_is_not_about_nanalyze_is_passed_by(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.nanalyze]\nflush = 9\n")
     (tmp_path / "src").mkdir()
@@ -292,7 +338,9 @@ def test_a_file_that_is_not_about_nanalyze_is_passed_by(tmp_path: Path) -> None:
         ("--exact . --samples", 1, "samples and exact both need the GPU's counters"),
         ("--exact-first 2", 2, "Options --exact-* need --exact, which chooses the kernels."),
         ("--samples-window 2", 2, "Options --samples-* need --samples."),
-        ("--delay -1", 1, "delay_s=-1.0: must be above 0 seconds"),
+        ("--delay -1", 1, "delay_s=-1.0: must be 0 seconds or more"),
+        ("--flush inf", 1, "flush_s=inf: is longer than any job"),
+        ("--append --force", 2, "--force replaces the run, --append adds to it: give one of them."),
         ("--duration nan", 1, "duration_s=nan: must be above 0 seconds"),
         ("--flush soon", 2, "'soon' is not a valid float"),
         ("--nonsense", 2, "No such option"),
@@ -365,12 +413,40 @@ def test_ranks_of_one_launch_share_a_run_and_its_name(tmp_path: Path, monkeypatc
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     assert launch.default_run_dir(["python", "/x/train me.py"]) == "run-77-2-train_me"
-    made_run(tmp_path / "run", {"SLURM_JOB_ID": "77"})
+    made_run(tmp_path / "run", {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2"})
     assert launch.claim(tmp_path / "run", append=False, force=True) == (1, 0)
     assert (tmp_path / "run" / "processes").is_dir()
-    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    for variable, value in (("SLURM_JOB_ID", "78"), ("SLURM_STEP_ID", "3")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            with pytest.raises(RunError):
+                launch.claim(tmp_path / "run", append=False, force=False)
+
+
+def test_what_a_batch_script_runs_one_after_another_is_not_one_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm gives the script itself the rank 0 and its number of tasks, but no step."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    assert launch.default_run_dir(["python", "train.py"]).startswith("run-20")
+    made_run(tmp_path / "run", {})
     with pytest.raises(RunError):
         launch.claim(tmp_path / "run", append=False, force=False)
+
+
+def test_ranks_of_mpirun_within_a_job_of_slurm_have_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the first node mpirun starts them itself; on the others srun has started its daemon, in a step."""
+    for name, value in {"SLURM_JOB_ID": "77", "PMIX_NAMESPACE": "prterun-1", "PMIX_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    names = []
+    for step in (None, "0"):
+        if step is not None:
+            monkeypatch.setenv("SLURM_STEP_ID", step)
+        names.append(launch.default_run_dir(["python", "train.py"]))
+    assert names == ["run-77-prterun-1-train"] * 2
 
 
 def test_the_default_name_says_when_and_what_and_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

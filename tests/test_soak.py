@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import subprocess
@@ -46,6 +47,22 @@ def test_the_slope_is_that_after_the_first_quarter() -> None:
     assert soak.slope_mib_per_h(readings(3, 3, 3, mib_per_s=0.5)) == pytest.approx(1800)
     assert soak.slope_mib_per_h(readings(3, 3)) is None
     assert [reading.s for reading in soak.settled(readings(1, 2, 3, 4, 5))] == [10, 20, 30, 40]
+    assert [reading.s for reading in soak.settled(readings(1, 2, 3, 4, 5), 25)] == [30, 40]
+    assert (soak.filled_s(20_000), soak.filled_s(1000, fake=True)) == (100, 100)
+
+
+@pytest.mark.parametrize(
+    ("mib_per_s", "seconds", "code"),
+    [(0.1, 400, 1), (0.1, 60, 0), (0.01, 3000, 0), (-1.0, 400, 0)],
+)
+def test_growth_counts_when_it_is_fast_and_more_than_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mib_per_s: float, seconds: int, code: int
+) -> None:
+    (tmp_path / "launches").mkdir()
+    monkeypatch.setattr(soak, "account", lambda _: soak.Account(100, 100, 0, 0, 0))
+    watched = [soak.Reading(float(s), 100 + mib_per_s * s, 4) for s in range(0, seconds + 1, 10)]
+    options = argparse.Namespace(rate=100_000.0, fake=False, most_mib_per_h=60.0)
+    assert soak._conclude(tmp_path, watched, options) == code
 
 
 def test_files_that_stay_open_are_told_from_those_that_come_and_go() -> None:
@@ -67,6 +84,9 @@ def test_a_few_seconds_with_children_lose_nothing_uncounted(tmp_path: Path) -> N
     assert len({path.parent for path in shard_paths(run_dir, "kernels")}) == 2  # a child beside the first process
     assert read_table(run_dir, "samples")
     assert max(reading["rss_mib"] for reading in result["readings"]) > 40  # pyarrow is in it, so it is the job's
+    last = result["readings"][-1]
+    assert 1_000 < last["made"] <= result["made"]
+    assert 0 < last["written"] <= result["recorded"]
     assert f"launches made {result['made']:,}, in the run {result['recorded']:,}, lost 0\n" in done.stdout
     # What is gone without being counted does not go unnoticed.
     max(shard_paths(run_dir, "kernels"), key=lambda path: path.stat().st_size).unlink()

@@ -307,6 +307,31 @@ def test_a_library_loaded_by_ctypes_starts_it(job: Job) -> None:
     assert len(job.endings()) == 1
 
 
+def test_ctypes_is_its_own_again_once_the_recorder_runs(job: Job) -> None:
+    """And while it is watched nothing else is: no hook that each event of the interpreter would go through."""
+    program = """
+        import ctypes, _ctypes, os
+        def show(who):
+            print(who, ctypes._dlopen is _ctypes.dlopen, flush=True)
+        ctypes.CDLL(None)
+        show("before")
+        try:
+            ctypes.CDLL("libcudart.so.99", mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            print(error, flush=True)
+        show("after")
+        child = os.fork()
+        if child == 0:
+            show("child")
+            os._exit(0)
+        os.waitpid(child, 0)
+        """
+    code, out, _ = job.run(program, prelude="")
+    before, error, *rest = out.splitlines()
+    assert (code, before, rest) == (0, "before False", ["after True", "child False"])
+    assert error.endswith("No such file or directory")
+
+
 def test_a_module_that_the_user_names_starts_it(job: Job) -> None:
     program = "import mine, cupy; print(cupy.was_recorded)"
     code, out, _ = job.run(program, prelude="", start_on=("mine",))
@@ -468,6 +493,112 @@ def test_a_process_that_becomes_another_is_followed(job: Job) -> None:
     assert list(job.endings()) == [int(out.split()[1])]
 
 
+def test_workers_of_a_recorded_process_that_only_compute_leave_nothing(job: Job) -> None:
+    """As a DataLoader's: forked from a process that is recorded and uses CUDA, ended by SIGTERM or os._exit."""
+    code, out, error = job.run(
+        """
+        import multiprocessing
+        def load(number):
+            return os.getpid(), "nanalyze.recorder.session" in sys.modules, threading.active_count()
+        if __name__ == "__main__":
+            gpu = use("step 0")
+            for epoch in range(3):
+                with multiprocessing.get_context("fork").Pool(4) as workers:
+                    for number, (pid, _, threads) in enumerate(workers.imap(load, range(8))):
+                        assert pid != os.getpid() and threads == 1
+                        gpu.launch(f"step {number}")
+            print("done")
+        """
+    )
+    assert (code, out, error) == (0, "done\n", recorded(1))
+    (kernels,) = job.kernels().values()
+    assert len(kernels) == 1 + 3 * 8
+    assert list(job.endings().values()) == ["exit"]
+
+
+def test_long_lived_workers_that_another_program_starts(job: Job) -> None:
+    """As Ray's: Python processes under a launcher that is not Python, each with a session of its own, given work
+    over time; one is told to end, one is killed, one never gets any work."""
+    job.write(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        gpu = None
+        print(os.getpid(), flush=True)
+        for line in sys.stdin:
+            gpu = gpu or use("first")
+            gpu.launch(line.strip())
+            print(f"did {line.strip()}", flush=True)
+        """,
+        "worker.py",
+    )
+    code, out, error = job.run(
+        """
+        from pathlib import Path
+        start = f"exec setsid '{sys.executable}' worker.py"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        workers = [subprocess.Popen(["/bin/sh", "-c", start], **pipes) for _ in range(3)]
+        pids = [int(worker.stdout.readline()) for worker in workers]
+        for task in ("a", "b"):
+            for worker in workers[:2]:
+                worker.stdin.write(f"{task}\\n")
+                worker.stdin.flush()
+                assert worker.stdout.readline() == f"did {task}\\n"
+        until = time.monotonic() + 20
+        while len(list(Path("run").glob("kernels/*/*.parquet"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        for worker, number in zip(workers, (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
+            worker.send_signal(number)
+        codes = [worker.wait() for worker in workers]
+        print(codes, *pids)
+        """,
+        prelude="import os, signal, subprocess, sys, time\n",
+        flush_s=0.1,
+    )
+    assert (code, error) == (0, recorded(2))
+    codes, pids = out.split("] ")
+    ended, killed, _ = map(int, pids.split())
+    assert codes == "[0, -9, 0"
+    assert list(job.kernels().values()) == [["first", "a", "b"]] * 2
+    assert job.endings() == {ended: "exit", killed: "cut off"}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2",
+        "PMI_RANK=$r MPI_LOCALRANKID=$r PMI_SIZE=2",
+        "SLURM_PROCID=$r SLURM_LOCALID=$r SLURM_NTASKS=2 SLURM_JOB_ID=9",
+        "RANK=$r LOCAL_RANK=$r WORLD_SIZE=2 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_JOB_ID=9",
+        "MV2_COMM_WORLD_RANK=$r MV2_COMM_WORLD_LOCAL_RANK=$r MV2_COMM_WORLD_SIZE=2",
+        "PALS_RANKID=$r PALS_LOCAL_RANKID=$r PMI_SIZE=2",
+        "FLUX_TASK_RANK=$r FLUX_TASK_LOCAL_ID=$r FLUX_JOB_SIZE=2",
+        "JSM_NAMESPACE_RANK=$r JSM_NAMESPACE_LOCAL_RANK=$r JSM_NAMESPACE_SIZE=2",
+    ],
+)
+def test_ranks_that_a_launcher_starts_which_is_not_python(job: Job, variables: str) -> None:
+    name = job.write("use('a')")
+    launcher = f"for r in 0 1; do {variables} '{sys.executable}' '{name}' & done; wait"
+    process = job.start("/bin/sh", "-c", launcher)
+    out, error = process.communicate(timeout=60)
+    assert (process.returncode, out, error) == (0, "", recorded(2))
+    rows = {row["rank"]: row for row in read_table(job.run_dir, "processes")}
+    assert {rank: (row["local_rank"], row["world_size"]) for rank, row in rows.items()} == {0: (0, 2), 1: (1, 2)}
+    assert sorted(part.split("-")[-2] for part in job.kernels()) == ["0", "1"]
+
+
+def test_a_process_that_takes_the_request_out_of_its_environment_is_left_alone(job: Job) -> None:
+    code, out, error = job.run(
+        """
+        del os.environ["NANALYZE_RECORD"]
+        use("a")
+        print("nanalyze.recorder.session" in sys.modules)
+        """
+    )
+    assert (code, out, error) == (0, "False\n", "")
+    assert not job.run_dir.exists()
+
+
 # --- Pythons that cannot or will not ---------------------------------------------------------------
 
 
@@ -491,6 +622,30 @@ def test_a_python_without_nanalyze_is_not_disturbed(job: Job) -> None:
     code, out, error = job.run(f"print(subprocess.run([{other!r}, {str(name)!r}, 'x']).returncode)")
     assert (code, out.splitlines()[-1], error) == (0, "0", NOT_USED)
     assert not job.run_dir.exists()
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_python_that_is_too_old_says_so_at_its_end(job: Job, quiet: bool) -> None:
+    program = (
+        "import os, sys; sys.version_info = (3, 9, 1); path = os.environ['HOOK']\n"
+        "sys.modules['sitecustomize'] = sys\n"
+        "space = {'__name__': 'sitecustomize', '__file__': path}\n"
+        "try: exec(compile(open(path).read(), path, 'exec'), space)\n"
+        "except ImportError: pass\n"  # there is no other one
+        "print('nanalyze_start_hook' in sys.modules)"
+    )
+    process = job.start(
+        sys.executable,
+        "-S",
+        "-c",
+        program,
+        quiet=quiet,
+        env=job.environment(HOOK=str(launch.HOOK_DIR / "sitecustomize.py")),
+    )
+    out, error = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "False\n")
+    said = "nanalyze: nothing was recorded: this is Python 3.9, and recording needs 3.11 or newer\n"
+    assert error == ("" if quiet else said)
 
 
 def test_a_damaged_hook_does_no_harm(job: Job) -> None:

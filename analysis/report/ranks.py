@@ -15,19 +15,22 @@ def rank_grid(rows: Sequence[Row]) -> Grid:
     """A row a rank and device, from the shipped query `ranks`; nothing where none can be compared."""
     if not any(row["is_slowest"] for row in rows):
         return Grid()
-    heads = (Head("Rank", "process", style=""), Head("Device", style=""), Head("Launches"), Head("Computing"),
+    heads = (Head("Rank", "process and device", style=""), Head("Launches"), Head("Computing"),
              Head("Skew", "from the mean"), Head("Communicating"), Head("Share", "of kernel time"),
              Head("Waiting", "for others, at least"), Head("SM clock", "mean"))  # fmt: skip
     body = [
         (
-            Cell(name(row) + (" (slowest)" if row["is_slowest"] else ""), "text", below=words(row["process"]).text),
-            words(f"{row['device'] or 'device'} {row['device_id']}", "text"),
+            Cell(
+                name(row) + (" (slowest)" if row["is_slowest"] else ""),
+                "text",
+                below=words(f"{row['process']}, {row['device'] or 'device'} {row['device_id']}").text,
+            ),
             numbers(values.count, row["launches"]),
             numbers(values.duration, row["compute_ns"]),
             Cell(_signed(row["compute_skew"])),
             numbers(values.duration, row["communication_ns"]),
             numbers(values.share, row["communication_share"]),
-            numbers(values.duration, row["waiting_ns"]),
+            numbers(values.duration, row["waiting_ns"]) if row["waiting_ns"] != 0 else Cell("none"),
             Cell(values.scaled(row["sm_clock_hz"], "Hz")),
         )
         for row in rows[:SHOWN_RANKS]

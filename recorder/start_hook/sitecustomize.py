@@ -12,11 +12,19 @@ import sys
 if __name__ == "sitecustomize":
     _folder = os.path.dirname(__file__)
     _hook = None
-    if sys.version_info >= (3, 11) and os.environ.get("NANALYZE_RECORD"):
+    _request = os.environ.get("NANALYZE_RECORD", "")
+    if sys.version_info >= (3, 11) and _request:
         try:
             _hook = __import__("nanalyze_start_hook")
         except Exception:  # a damaged installation is not the job's trouble
             _hook = None
+    elif os.environ.get("NANALYZE_RECORD_PID") == str(os.getpid()) and '"quiet": true' not in _request:
+        __import__("atexit").register(
+            sys.stderr.write,
+            "nanalyze: nothing was recorded: this is Python "
+            + ".".join(map(str, sys.version_info[:2]))
+            + ", and recording needs 3.11 or newer\n",
+        )
     sys.path[:] = [_entry for _entry in sys.path if _entry != _folder]
     sys.path_importer_cache.pop(_folder, None)
     _own = sys.modules.pop("sitecustomize")
