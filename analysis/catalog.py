@@ -13,9 +13,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from nanalyze.rundir import objectstore
 from nanalyze.rundir import shards as shardfiles
 from nanalyze.rundir.schema import ROLLED_UP, TABLE_KEY, TABLES, VERSION_KEY, Table
 from nanalyze.rundir.shards import PARTITION_NAME, Shard
@@ -23,9 +24,12 @@ from nanalyze.rundir.shards import PARTITION_NAME, Shard
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nanalyze.analysis.remote import Copies
+
 Progress = Callable[[int, int], None]
 
 LISTINGS = 5  # at most, where shards are merged while the run is opened
+REQUESTS = 16  # at once, of an object store: it answers each after some 20 ms, whatever the core does meanwhile
 
 RESTORE = "Copy it again from where it was recorded; the rest of the run was read without it."
 RECORD_AGAIN = "Its rows cannot be recovered; the rest of the run was read without them."
@@ -69,23 +73,27 @@ class ShardProblem(Exception):
         self.remedy = remedy
 
 
+EMPTY = shardfiles.digest(b"")  # the hash of no bytes
 Outcome = list[str] | ShardProblem  # of checking a shard: its columns beyond the declared ones
 
 
-def scan(root: Path, *, verify: bool = True, progress: Progress | None = None) -> Catalog:
-    """The catalog of the run directory at `root`, an absolute path without symlinks.
+def scan(root: Path, *, verify: bool = True, progress: Progress | None = None, copies: Copies | None = None) -> Catalog:
+    """The catalog of the run directory at `root`, an absolute path without symlinks or a URI in an object store.
 
     Without `verify` the hashes are not compared (the footers still are): quicker by reading less.
-    `progress` is called with the shards checked so far and their number.
+    `progress` is called with the shards checked so far and their number. Of a run in an object store, what `copies`
+    has room for is kept as it is read, and stands in the catalog under its place there.
     """
     outcomes: dict[Path, Outcome] = {}
     for _ in range(LISTINGS):
         catalog = Catalog()
         found = _list(root, catalog.damage)
-        _check_new(found, outcomes, root, verify, progress)
+        _check_new(found, outcomes, root, verify, progress, copies)
         if not _was_compacted(found, root):
             break
     _take(catalog, root, found, outcomes)
+    if copies is not None:
+        catalog.shards = {table: [copies.of(shard) for shard in kept] for table, kept in catalog.shards.items()}
     # By name: a merged shard that is damaged is present all the same, and so are those it replaces.
     present = shardfiles.outermost(found)
     _report_gaps(root, present, catalog.damage)
@@ -96,14 +104,23 @@ def scan(root: Path, *, verify: bool = True, progress: Progress | None = None) -
 
 
 def _list(root: Path, damage: list[Damage]) -> list[Shard]:
+    if objectstore.is_remote(root):
+        return list(named(root, objectstore.listing(root), damage))
     return [shard for table in TABLES.values() for shard in _find(root, table, damage)]
 
 
 def _check_new(
-    found: list[Shard], outcomes: dict[Path, Outcome], root: Path, verify: bool, progress: Progress | None
+    found: list[Shard],
+    outcomes: dict[Path, Outcome],
+    root: Path,
+    verify: bool,
+    progress: Progress | None,
+    copies: Copies | None,
 ) -> None:
     new = [shard for shard in found if shard.path not in outcomes]
-    for done, (shard, outcome) in enumerate(_checked(new, root, verify), 1):
+    if copies is not None:
+        copies.choose(new, objectstore.listing(root))
+    for done, (shard, outcome) in enumerate(_checked(new, root, verify, copies), 1):
         outcomes[shard.path] = outcome
         if progress is not None:
             progress(done, len(new))
@@ -150,12 +167,12 @@ def by_name(root: Path, found: Iterable[Shard], damage: Iterable[Damage]) -> Cat
     return catalog
 
 
-def of_shards(root: Path, shards: Iterable[Shard]) -> Catalog:
-    """A catalog of these shards alone, their footers checked but not their hashes; what fails is left out."""
+def of_shards(root: Path, shards: Iterable[Shard], verify: bool = False) -> Catalog:
+    """A catalog of these shards alone, their footers checked, their hashes with `verify`; what fails is left out."""
     catalog = Catalog()
     for shard in shards:
         try:
-            extra = _check(shard, root, verify=False)
+            extra = _check(shard, root, verify)
         except ShardProblem:
             continue
         catalog.shards[shard.table].append(shard)
@@ -163,14 +180,15 @@ def of_shards(root: Path, shards: Iterable[Shard]) -> Catalog:
     return catalog
 
 
-def _checked(shards: list[Shard], root: Path, verify: bool) -> Iterator[tuple[Shard, Outcome]]:
+def _checked(shards: list[Shard], root: Path, verify: bool, copies: Copies | None) -> Iterator[tuple[Shard, Outcome]]:
     def check(shard: Shard) -> Outcome:
         try:
-            return _check(shard, root, verify)
+            return _check(shard, root, verify, copies)
         except ShardProblem as problem:
             return problem
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    at_once = REQUESTS if objectstore.is_remote(root) else min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(at_once) as pool:
         yield from zip(shards, pool.map(check, shards), strict=True)
 
 
@@ -198,6 +216,23 @@ def _find(root: Path, table: Table, damage: list[Damage]) -> Iterator[Shard]:
                 yield shard
 
 
+def named(root: Path, files: Iterable[tuple[str, int]], damage: list[Damage]) -> Iterator[Shard]:
+    """Shards among `files`, (path within the run, bytes), where folders cannot be listed one by one."""
+    for relative, _ in files:
+        table, *rest = PurePosixPath(relative).parts
+        if table not in TABLES or any(part.startswith((".", "_")) for part in rest):
+            continue
+        partition = PARTITION_NAME.match(rest[0]) if len(rest) == 2 else None
+        process = partition.group(1) if partition else None
+        shard = shardfiles.parse(root / relative, table, process) if process is not None else None
+        if shard is None:
+            problem = "is not named process=<name>/<number>-<hash>.parquet, so nanalyze did not write it"
+            remedy = "It was ignored: move it out of the run directory."
+            damage.append(Damage(relative, table, process, problem, remedy))
+        else:
+            yield shard
+
+
 def _entries(folder: Path, root: Path, table: str, process: str | None, damage: list[Damage]) -> list[os.DirEntry[str]]:
     """Entries by name; none, and a note in `damage`, if the folder cannot be read or lies elsewhere."""
     if not folder.exists() and not folder.is_symlink():
@@ -217,7 +252,7 @@ def _entries(folder: Path, root: Path, table: str, process: str | None, damage: 
 
 
 def _leaves(path: Path, root: Path) -> bool:
-    return not path.resolve().is_relative_to(root)
+    return not objectstore.is_remote(root) and not path.resolve().is_relative_to(root)
 
 
 def _foreign(root: Path, path: str, table: str, process: str | None, expected: str) -> Damage:
@@ -232,24 +267,29 @@ def _damage(root: Path, path: Path, table: str, process: str | None, problem: st
 # --- checking one shard ------------------------------------------------------------------------
 
 
-def _check(shard: Shard, root: Path, verify: bool) -> list[str]:
+def _check(shard: Shard, root: Path, verify: bool, copies: Copies | None = None) -> list[str]:
     """The shard's columns beyond the declared ones; ShardProblem if it cannot be used."""
     try:
         if _leaves(shard.path, root):
             raise ShardProblem("is a symbolic link out of the run directory", "Put the file itself there.")
-        size = shard.path.stat().st_size
-        if size == 0:
+        if not objectstore.is_remote(root) and shard.path.stat().st_size == 0:
             raise ShardProblem("is empty", RESTORE)
-        if verify and _digest(shard.path) != shard.digest:
+        found = _digest(shard, copies) if verify else shard.digest
+        if found == EMPTY:
+            raise ShardProblem("is empty", RESTORE)
+        if found != shard.digest:
             raise ShardProblem("does not match the hash in its name: it was changed or cut short", RESTORE)
     except OSError as error:
         remedy = "Give yourself read permission for it."
-        raise ShardProblem(f"cannot be read: {error.strerror}", remedy) from error
-    return _check_schema(_schema(shard.path), TABLES[shard.table])
+        raise ShardProblem(f"cannot be read: {objectstore.reason(error)}", remedy) from error
+    path = copies.of(shard).path if copies is not None else shard.path
+    return _check_schema(_schema(path), TABLES[shard.table])
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
+def _digest(shard: Shard, copies: Copies | None) -> str:
+    if objectstore.is_remote(shard.path):
+        return copies.fetch(shard) if copies is not None else objectstore.digest(shard.path)
+    with open(shard.path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
 
 
@@ -258,7 +298,7 @@ def _schema(path: Path) -> pa.Schema:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_schema(path)
+        return pq.read_schema(objectstore.source(path))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ShardProblem("is not a Parquet file, or its footer is damaged", RESTORE) from error
 
@@ -385,7 +425,7 @@ def _process_rows(catalog: Catalog) -> Iterator[dict[str, Any]]:
 
     for shard in catalog.shards["processes"]:
         try:
-            rows = pq.ParquetFile(shard.path).read(columns=["recorded_ns", "shards"]).to_pylist()
+            rows = pq.ParquetFile(objectstore.source(shard.path)).read(columns=["recorded_ns", "shards"]).to_pylist()
         except (pa.ArrowException, OSError):
             continue
         yield from ({**row, "process": shard.process} for row in rows)

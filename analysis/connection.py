@@ -7,15 +7,19 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import attribution, catalog, launch_scan, overhead, settings, sqltext
+from nanalyze.analysis import attribution, catalog, launch_scan, launch_streams, overhead, remote, settings, sqltext
+from nanalyze.rundir import objectstore
 from nanalyze.rundir.communication import COMMUNICATION_PATTERNS
 from nanalyze.rundir.errors import RunError
 from nanalyze.rundir.schema import TABLES, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TYPES = {
     "int32": "INTEGER",
@@ -40,7 +44,7 @@ def connect(
     `info` is the content of run.json, `overrides` settings by name. Raises QueryError for an
     unknown setting, RunError for a shard that DuckDB refuses, though its hash and footer are right.
     """
-    connection = _open(found, allow_external)
+    connection = _open(root, found, allow_external)
     try:
         try:
             _create_views(connection, root, info, found, overrides)
@@ -55,12 +59,17 @@ def connect(
 
 def fill_attribution(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
     """Attribute the samples, in place of the empty relations that `connect` made. Raises duckdb.Error."""
-    _fill(connection, attribution.attribute(connection, found.extra_columns.get("samples", []), found.shards))
+    fill(connection, attributed(connection, found))
+
+
+def attributed(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> dict[str, pa.Table]:
+    """The relations of attributed samples. Only reads, but for temporary tables. Raises duckdb.Error."""
+    return attribution.attribute(connection, found.extra_columns.get("samples", []), found.shards)
 
 
 def fill_overhead(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
     """Work out what recording cost, in place of the empty relation that `connect` made. Raises duckdb.Error."""
-    _fill(connection, overhead.measure(connection))
+    fill(connection, overhead.measure(connection))
 
 
 def fill_launches(
@@ -83,6 +92,35 @@ def fill_launches(
     for view in scan.views:
         connection.unregister(f"scanned{view}")
     return scan
+
+
+def fill_streams(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
+    """Work out the view of streams in one pass over the launches; where that cannot be done it stays as it is.
+
+    Raises duckdb.Error.
+    """
+    import pyarrow as pa
+
+    try:
+        table = launch_streams.stream_times(connection, found)
+    except (launch_streams.Unscannable, pa.ArrowException, OSError):
+        return
+    connection.register("streamed", table)
+    keep(connection, {launch_streams.VIEW: "streamed"})
+    connection.unregister("streamed")
+
+
+def device_use(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog, buckets: int) -> pa.Table | None:
+    """The rows of the query timeline_utilisation from one pass over the launches.
+
+    None where that cannot be done. Raises duckdb.Error.
+    """
+    import pyarrow as pa
+
+    try:
+        return launch_streams.device_use(connection, found, buckets)
+    except (launch_streams.Unscannable, pa.ArrowException, OSError):
+        return None
 
 
 def launches(connection: duckdb.DuckDBPyConnection) -> int:
@@ -110,7 +148,8 @@ def keep(connection: duckdb.DuckDBPyConnection, views: Iterable[str] | Mapping[s
             connection.execute(f"CREATE OR REPLACE VIEW main.{name} AS SELECT * FROM kept.{name}")
 
 
-def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Any]) -> None:
+def fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Any]) -> None:
+    """Put rows in place of the empty relations of these names in schema `raw`. Raises duckdb.Error."""
     for view, table in tables.items():
         connection.register(f"made_{view}", table)
     connection.execute("BEGIN")
@@ -122,7 +161,7 @@ def _fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Any]) -> N
         connection.unregister(f"made_{view}")
 
 
-def _open(found: catalog.Catalog, allow_external: bool) -> duckdb.DuckDBPyConnection:
+def _open(root: Path, found: catalog.Catalog, allow_external: bool) -> duckdb.DuckDBPyConnection:
     """A connection that reaches the good shards and, without `allow_external`, no other file.
 
     Files are allowed one by one rather than by directory: DuckDB 1.4 follows a symbolic link
@@ -132,6 +171,8 @@ def _open(found: catalog.Catalog, allow_external: bool) -> duckdb.DuckDBPyConnec
     scratch = Path(tempfile.gettempdir(), f"nanalyze-{uuid.uuid4().hex}")  # DuckDB makes it when it must spill
     connection.execute(f"SET temp_directory = {sqltext.literal(str(scratch))}")
     connection.execute("SET GLOBAL python_enable_replacements = false")
+    if any(objectstore.is_remote(shard.path) for shards in found.shards.values() for shard in shards):
+        remote.attach(connection, root)
     if not allow_external:
         connection.execute("SET autoinstall_known_extensions = false")
         connection.execute("SET autoload_known_extensions = false")
@@ -221,7 +262,7 @@ def _table_source(table: Table, root: Path, found: catalog.Catalog) -> str:
         return sqltext.empty([*columns, ("process", "VARCHAR")])
     casts = ", ".join(f"CAST({sqltext.name(c)} AS {t}) AS {sqltext.name(c)}" for c, t in columns)
     options = f"union_by_name = {str(table.open_ended).lower()}"
-    if "=" in str(root):
+    if any(path.count("=") > 1 for path in files):
         # A parent folder such as `process=x` or `start_ns=1` would be taken for a partition.
         process = r"regexp_extract(filename, 'process=([^/\\]+)[/\\][^/\\]+$', 1)"
         options += ", hive_partitioning = false, filename = true"

@@ -8,7 +8,7 @@ memory that does not (docs/scale.md). Tests compare the two on random launches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,16 @@ import numpy as np
 
 from nanalyze.analysis import launch_reader as reader
 from nanalyze.analysis import launch_sums as sums
+from nanalyze.analysis.launch_devices import (
+    Device,
+    components,
+    device_numbers,
+    devices,
+    empty_pieces,
+    named_spans,
+    numbers_by_process,
+    use_table,
+)
 from nanalyze.analysis.launch_reader import NONE, Columns, Integers, Part, Unscannable
 
 if TYPE_CHECKING:
@@ -43,15 +53,6 @@ class Scan:
     pieces: pa.Table | None
 
 
-@dataclass(frozen=True)
-class _Device:
-    """A device: its number and name in _device_numbers, the (process, ordinal) that see it."""
-
-    number: int
-    name: str
-    owners: tuple[tuple[str, int], ...]
-
-
 @dataclass
 class _Work:
     """What the pass needs to know of the run, and what it adds up.
@@ -62,7 +63,7 @@ class _Work:
     ids: Integers
     is_communication: sums.Flags
     limits: tuple[float, float]
-    devices: Mapping[int, _Device]
+    devices: Mapping[int, Device]
     numbers: Mapping[str, Mapping[int, int]]
     cuts: Mapping[str, sums.Cuts]
     unknown: Columns
@@ -85,7 +86,7 @@ def scan(cursor: duckdb.DuckDBPyConnection, found: Catalog, buckets: int | None 
     cursor.execute(f"CREATE OR REPLACE TEMP TABLE scanned_segments ({_SEGMENT_TYPES})")
     kernels = reader.parts(found.shards["kernels"])
     copies = reader.parts(found.shards["copies"])
-    for processes, numbers in _components(work.devices, {part.process for part in kernels}):
+    for processes, numbers in components(work.devices, {part.process for part in kernels}):
         own = [part for part in (*kernels, *copies) if part.process in processes]
         own.sort(key=lambda part: (part.first_ns, part.process, part.table, part.path, part.row_group))
         _scan_component(cursor, work, own, numbers)
@@ -96,7 +97,7 @@ def scan(cursor: duckdb.DuckDBPyConnection, found: Catalog, buckets: int | None 
         "_launch_segments": _arrow(cursor, _SEGMENTS),
     }
     cursor.execute("DROP TABLE scanned_segments")
-    return Scan(views, _pieces(work, cursor) if buckets else None)
+    return Scan(views, use_table(work.devices, work.pieces) if buckets else None)
 
 
 _SEGMENT_SUMS = ("launches", "launches_timed", "total_ns", "replayed", "kernel_ns", "communication_ns")
@@ -127,36 +128,24 @@ def _work(cursor: duckdb.DuckDBPyConnection, found: Catalog, buckets: int | None
     )
     known = np.sort(ids["id"])
     marked = _columns(cursor, "SELECT kernel_class_id AS id FROM _communicating")["id"]
-    devices = _devices(cursor)
-    numbers: dict[str, dict[int, int]] = {}
-    for device in devices.values():
-        for process, ordinal in device.owners:
-            numbers.setdefault(process, {})[ordinal] = device.number
+    known_devices = devices(cursor)
     limits = dict(cursor.execute("SELECT name, value FROM settings").fetchall())
     return _Work(
         ids=known,
         is_communication=np.append(np.isin(known, marked), False),
         limits=(limits["launch_ns"], limits["host_call_ns"]),
-        devices=devices,
-        numbers=numbers,
+        devices=known_devices,
+        numbers=numbers_by_process(known_devices),
         cuts=_cuts(cursor, sorted({shard.process for shard in found.shards["kernels"]})),
         unknown=_columns(cursor, "SELECT number, start_ns, end_ns FROM _device_unknown ORDER BY ALL"),
         pairs=sums.Pairs(len(known)),
-        pieces=_empty_pieces(cursor, devices, buckets) if buckets else {},
+        pieces=empty_pieces(cursor, known_devices, named_spans(cursor), buckets) if buckets else {},
     )
 
 
 def _columns(cursor: duckdb.DuckDBPyConnection, statement: str) -> Columns:
     """The columns of integers without NULL that `statement` gives."""
     return {name: np.asarray(column, np.int64) for name, column in cursor.execute(statement).fetchnumpy().items()}
-
-
-def _devices(cursor: duckdb.DuckDBPyConnection) -> dict[int, _Device]:
-    owners: dict[tuple[int, str], list[tuple[str, int]]] = {}
-    rows = cursor.execute("SELECT number, device, process, device_id FROM _device_numbers ORDER BY ALL").fetchall()
-    for number, name, process, ordinal in rows:
-        owners.setdefault((number, name), []).append((process, ordinal))
-    return {number: _Device(number, name, tuple(seen)) for (number, name), seen in owners.items()}
 
 
 def _cuts(cursor: duckdb.DuckDBPyConnection, processes: Sequence[str]) -> dict[str, sums.Cuts]:
@@ -185,56 +174,6 @@ def _cuts(cursor: duckdb.DuckDBPyConnection, processes: Sequence[str]) -> dict[s
 def _where(ascending: Integers, value: int) -> slice:
     """Where `value` stands in `ascending`."""
     return slice(*np.searchsorted(ascending, [value, value + 1]).tolist())
-
-
-_PAUSES = """
-SELECT DISTINCT
-    COALESCE(d.uuid, concat(k.process, '/', CAST(k.device_id AS VARCHAR))) AS device,
-    greatest(p.start_ns, $first_ns), least(p.end_ns, $last_ns)
-FROM (SELECT DISTINCT process, device_id FROM _class_devices) AS k
-LEFT JOIN devices AS d ON d.process = k.process AND d.device_id = k.device_id
-JOIN _pause_spans AS p ON p.process = k.process AND p.start_ns < $last_ns AND p.end_ns > $first_ns
-ORDER BY ALL
-"""
-
-
-def _empty_pieces(
-    cursor: duckdb.DuckDBPyConnection, devices: Mapping[int, _Device], buckets: int
-) -> dict[int, sums.Pieces]:
-    """Of the devices whose kernels took any time, cut as timeline_utilisation does."""
-    spans = cursor.execute(
-        "SELECT process, device_id, min(first_long_ns), max(last_long_ns) FROM _class_devices"
-        " WHERE first_long_ns IS NOT NULL GROUP BY process, device_id"
-    ).fetchall()
-    if not spans:
-        return {}
-    first, last = min(row[2] for row in spans), max(row[3] for row in spans)
-    width = max((last - first + buckets - 1) // buckets, 1)
-    pauses: dict[str, list[tuple[int, int]]] = {}
-    for name, start, end in cursor.execute(_PAUSES, {"first_ns": first, "last_ns": last}).fetchall():
-        pauses.setdefault(name, []).append((start, end))
-    seen = {(process, ordinal) for process, ordinal, _, _ in spans}
-    return {
-        number: sums.Pieces(first, width, buckets, pauses.get(device.name, []))
-        for number, device in devices.items()
-        if seen & set(device.owners)
-    }
-
-
-def _components(devices: Mapping[int, _Device], processes: set[str]) -> Iterator[tuple[set[str], list[int]]]:
-    """Processes that share devices, and those devices: what has to be gone through together."""
-    group = {process: ({process}, list[int]()) for process in sorted(processes)}
-    for device in devices.values():
-        owners = [process for process, _ in device.owners]
-        members, numbers = group.setdefault(owners[0], ({owners[0]}, []))
-        for process in owners[1:]:
-            others = group.get(process, ({process}, []))
-            if others[0] is not members:
-                members |= others[0]
-                numbers += others[1]
-        numbers.append(device.number)
-        group.update(dict.fromkeys(members, (members, numbers)))
-    yield from {id(members): (members, numbers) for members, numbers in group.values()}.values()
 
 
 # --- the pass --------------------------------------------------------------------------------------
@@ -285,7 +224,7 @@ def _handled(work: _Work, part: Part, columns: Columns) -> Columns:
     start, duration = columns["start_ns"], columns["duration_ns"]
     timed, placed = reader.believed(start, duration)
     if part.table == "copies":
-        number = _device_numbers(work.numbers.get(part.process, {}), columns["device_id"][placed])
+        number = device_numbers(work.numbers.get(part.process, {}), columns["device_id"][placed])
         return _rows(work, number, start[placed], start[placed] + duration[placed], sums.COPY)
     own_class = _class_numbers(work.ids, columns["kernel_class_id"])
     is_communication = work.is_communication[own_class]
@@ -295,7 +234,7 @@ def _handled(work: _Work, part: Part, columns: Columns) -> Columns:
         "duration_ns": _durations(work.cuts[part.process], columns, timed), "is_communication": is_communication,
     })  # fmt: skip
     rows = {
-        "number": _device_numbers(work.numbers.get(part.process, {}), columns["device_id"]),
+        "number": device_numbers(work.numbers.get(part.process, {}), columns["device_id"]),
         "start_ns": start,
         "end_ns": end,
         "queued_ns": columns["queued_ns"],
@@ -314,19 +253,6 @@ def _class_numbers(ids: Integers, classes: Integers) -> Integers:
     places = np.where(known == NONE, len(ids), np.searchsorted(ids, known))
     numbers: Integers = places[coded.indices.to_numpy()]
     return numbers
-
-
-def _device_numbers(numbers: Mapping[int, int], ordinals: Integers) -> Integers:
-    """The number of each ordinal; 0 for one of which no time is known."""
-    if not len(ordinals):
-        return np.zeros(0, np.int32)
-    low, high = int(ordinals.min()), int(ordinals.max())
-    if low == high:
-        return np.full(len(ordinals), numbers.get(low, 0), np.int32)
-    known = np.array(sorted(numbers) or [0])
-    place = np.searchsorted(known, ordinals).clip(max=len(known) - 1)
-    found = np.array([numbers.get(ordinal, 0) for ordinal in known.tolist()], np.int32)[place]
-    return np.where(known[place] == ordinals, found, 0)
 
 
 def _durations(cuts: sums.Cuts, columns: Columns, timed: sums.Flags) -> Integers:
@@ -465,30 +391,3 @@ def _none_of(view: str) -> pa.Table:
 
     types = {"VARCHAR": pa.string()}
     return pa.table({c.name: pa.array([], types.get(c.type, pa.int64())) for c in queries.view(view).columns})
-
-
-def _pieces(work: _Work, cursor: duckdb.DuckDBPyConnection) -> pa.Table:
-    """The rows of timeline_utilisation."""
-    import pyarrow as pa
-
-    tables = []
-    for number in sorted(work.pieces, key=lambda number: work.devices[number].name.encode()):
-        pieces = work.pieces[number]
-        paused = sums.paused(pieces)
-        busy, left = pieces.covered - paused, pieces.width_ns - paused
-        start = pieces.first_ns + pieces.width_ns * np.arange(pieces.count)
-        tables.append(
-            pa.table(
-                {
-                    "device": pa.array([work.devices[number].name] * pieces.count, pa.string()),
-                    "bucket": np.arange(pieces.count),
-                    "start_ns": start,
-                    "end_ns": start + pieces.width_ns,
-                    "busy_ns": busy,
-                    "paused_ns": paused,
-                    "busy_share": pa.array(busy / np.where(left, left, 1), mask=left == 0),
-                    "kernel_ns": pieces.kernels,
-                }
-            )
-        )
-    return pa.concat_tables(tables) if tables else None

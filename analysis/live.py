@@ -29,6 +29,7 @@ NEWEST_BYTES = 16 << 20  # a table: about a million launches
 _WHOLE = ("processes", "devices", "kernel_classes")
 _READ = {
     "kernels": ["start_ns", "duration_ns", "kernel_class_id"],
+    "kernel_minutes": ["kernel_class_id", "launches", "launches_untimed", "total_ns"],
     "kernel_classes": ["kernel_class_id", "name"],
     "processes": None,
     "devices": ["device_id", "name", "sm_clock_max_hz"],
@@ -76,9 +77,9 @@ class Live:
 
     def update(self) -> int:
         """Read the shards that are new; how many."""
-        new = [shard for table in _READ for shard in self._new_shards(table)]
+        new = [shard for table in _READ if table not in ROLLED_UP for shard in self._new_shards(table)]
         for shard in new:
-            seen = self._seen.setdefault((shard.table, shard.process), {})
+            seen = self._seen.setdefault(shard.place, {})
             try:
                 data = shard.path.read_bytes()
                 written_at = shard.path.stat().st_mtime
@@ -103,16 +104,27 @@ class Live:
             self.written_at = max(written_at, self.written_at or 0.0)
         return len(new)
 
-    def _new_shards(self, table: str) -> Iterator[Shard]:
-        for shard in _shards(self.run_dir, table):
-            seen = self._seen.get((table, shard.process), {})
-            if shard.span in seen:
-                continue
-            inside = _inside(seen, shard)
-            if sum(last - first + 1 for first, last in inside) <= shard.span[1] - shard.span[0]:
-                yield shard
-            else:  # merged from what has been read
-                seen[shard.span] = sum(seen.pop(span) for span in inside)
+    def _new_shards(self, table: str) -> list[Shard]:
+        """Shards of `table`, and those that were rolled up from it, whose rows are not counted yet."""
+        found = list(_current(self.run_dir, table))
+        new = [shard for shard in found if self._is_new(shard)]
+        if not any(shard.table in ROLLED_UP and _inside(self._seen.get(shard.place, {}), shard) for shard in new):
+            return new
+        # Sums cannot be told from those of them that are counted: begin again.
+        self.classes.clear()
+        self._seen = {place: seen for place, seen in self._seen.items() if place[0] != table}
+        return found
+
+    def _is_new(self, shard: Shard) -> bool:
+        seen = self._seen.get(shard.place, {})
+        if shard.span in seen:
+            return False
+        inside = _inside(seen, shard)
+        if sum(last - first + 1 for first, last in inside) <= shard.span[1] - shard.span[0]:
+            return True
+        # Merged or rolled up from what has been read.
+        seen[shard.span] = sum(seen.pop(span) for span in inside)
+        return False
 
     # -- what each table adds -----------------------------------------------------------------------
 
@@ -133,6 +145,14 @@ class Live:
         ends = (starts + durations)[known & has_start]
         if ends.size:
             self.newest_ns = max(int(ends.max()), self.newest_ns or 0)
+
+    def _take_kernel_minutes(self, process: str, rows: pa.Table) -> None:
+        columns = [_values(rows, name)[0].tolist() for name in _READ["kernel_minutes"] or ()]
+        for class_id, launches, untimed, total_ns in zip(*columns, strict=True):
+            totals = self.classes.setdefault(class_id, Totals())
+            totals.launches += launches
+            totals.timed += launches - untimed
+            totals.total_ns += total_ns
 
     def _take_kernel_classes(self, process: str, rows: pa.Table) -> None:
         self.names.update(zip(*(column.to_pylist() for column in rows.columns), strict=True))
@@ -212,6 +232,12 @@ def _shards(run_dir: Path, table: str) -> Iterator[Shard]:
         paths = [run_dir / table / folder / name for name in _names(run_dir / table / folder)]
         parsed = [parse(path, table, partition.group(1)) for path in paths]
         yield from outermost(shard for shard in parsed if shard is not None)
+
+
+def _current(run_dir: Path, table: str) -> Iterator[Shard]:
+    """The same with what was rolled up in the place of what it stands for."""
+    sharing = [table, *(name for name, place in ROLLED_UP.items() if place == table)]
+    yield from outermost(shard for name in sharing for shard in _shards(run_dir, name))
 
 
 def _names(folder: Path) -> list[str]:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import attribution, catalog, connection, launch_scan, overhead, sqltext
-from nanalyze.rundir import runfile
+from nanalyze.analysis import attribution, catalog, connection, launch_scan, launch_streams, overhead, remote, sqltext
+from nanalyze.analysis.engines import location
+from nanalyze.rundir import objectstore, runfile
 from nanalyze.rundir.errors import QueryError, RunError
 
 if TYPE_CHECKING:
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
 
     from nanalyze.analysis.compare import Comparison
 
+Made = TypeVar("Made")
+
 BATCH_ROWS = 10_000
+MOST_BUCKETS = 1_000_000  # of timeline_utilisation that one pass works out
 # Views that many queries of a report read; each has a row a class, some a few.
 REPORTED = ("_class_devices", "_communicating", "_class_totals", "_class_counters", "verdicts", "_kernel_losses")
 
@@ -43,6 +48,8 @@ def open(
 ) -> Run:
     """Open `run_dir` for reading, as it stands now: shards written later are not seen.
 
+    It is a path, or `s3://bucket/run` or `gs://bucket/run` (docs/object-stores.md).
+
     verify: compare each shard with the hash in its name (reads every byte once).
     allow_external: let queries read files outside the run directory.
     settings: thresholds by name, in place of those of `nanalyze.analysis.settings.SETTINGS`.
@@ -52,13 +59,20 @@ def open(
     a newer nanalyze wrote and QueryError for an unknown setting. Damaged shards raise nothing:
     they are left out and listed by `Run.damage`.
     """
-    path = Path(run_dir)
+    path = location.for_duckdb(os.fspath(run_dir))
     info = runfile.read(path)
-    root = path.resolve()
-    found = catalog.scan(root, verify=verify, progress=progress)
-    if found.is_empty:
-        raise RunError(_nothing_readable(path, found))
-    return Run(path, root, info, found, dict(settings or {}), allow_external)
+    root = path if objectstore.is_remote(path) else path.resolve()
+    # Without checking, nothing is read that no query asks for.
+    copies = remote.Copies(path) if objectstore.is_remote(path) and verify else None
+    try:
+        found = catalog.scan(root, verify=verify, progress=progress, copies=copies)
+        if found.is_empty:
+            raise RunError(_nothing_readable(path, found))
+        return Run(path, root, info, found, dict(settings or {}), allow_external, copies)
+    except BaseException:
+        if copies is not None:
+            copies.close()
+        raise
 
 
 def _nothing_readable(path: Path, found: catalog.Catalog) -> str:
@@ -77,6 +91,8 @@ class Run:
     `path` is the directory as given, `info` the content of its run.json.
     """
 
+    _copies: remote.Copies | None = None  # of a run in an object store
+
     def __init__(
         self,
         path: Path,
@@ -85,21 +101,24 @@ class Run:
         found: catalog.Catalog,
         overrides: Mapping[str, float],
         allow_external: bool,
+        copies: remote.Copies | None = None,
     ) -> None:
         self.path = path
         self.info = dict(info)
         self._root = root
         self._catalog = found
+        self._copies = copies
         self._overrides = overrides
         self._running: duckdb.DuckDBPyConnection | None = None
+        self._beside: duckdb.DuckDBPyConnection | None = None  # what a second thread works on meanwhile
         self._closed = False
         # Relations that are worked out before the first query that needs them: what fills them.
         self._unmade: dict[tuple[str, ...], Callable[[duckdb.DuckDBPyConnection, catalog.Catalog], None]] = {
             tuple(overhead.TABLES): connection.fill_overhead
         }
-        if found.shards["samples"]:
+        if found.shards["samples"] or found.shards["sampled_windows"]:
             self._unmade[tuple(attribution.TABLES)] = connection.fill_attribution
-        self._unscanned = True
+        self._unscanned = self._unstreamed = True
         self._connection = connection.connect(root, self.info, found, overrides, allow_external)
 
     def sql(self, query: str, parameters: Mapping[str, object] | None = None) -> pd.DataFrame:
@@ -126,6 +145,8 @@ class Run:
         statement = sqltext.checked(cursor, query)
         self._running = cursor
         self._make(cursor, statement)
+        if (known := self._known_use(cursor, statement, parameters)) is not None:
+            return Batches(known.to_reader(rows), self._query_error)
         return Batches(self._reader(cursor, statement, parameters, rows), self._query_error)
 
     def query(self, name: str, **parameters: object) -> pd.DataFrame:
@@ -144,15 +165,29 @@ class Run:
         Raises QueryError.
         """
         cursor = self._connection_or_error().cursor()
+        with ThreadPoolExecutor(1) as pool:
+            attributing = self._attributing(cursor, pool)
+            scan = self._on_cursor(cursor, self._scan, buckets)
+            if attributing is not None:
+                self._on_cursor(cursor, lambda own: connection.fill(own, attributing.result()))
+                del self._unmade[tuple(attribution.TABLES)]
         self._make(cursor, "SELECT * FROM verdicts")
-        try:
-            with cursor.cursor() as own:
-                self._running = own
-                scan = self._scan(own, buckets)
-                connection.keep(own, REPORTED)
-        except duckdb.Error as error:
-            raise self._query_error(error) from error
+        self._on_cursor(cursor, connection.keep, REPORTED)
         return scan.pieces if scan is not None else None
+
+    def _attributing(
+        self, cursor: duckdb.DuckDBPyConnection, pool: ThreadPoolExecutor
+    ) -> Future[Mapping[str, pa.Table]] | None:
+        """Begin to attribute the samples of a large run, while another thread goes through its launches.
+
+        Each of the two takes about a core. None where there is nothing to gain.
+        """
+        if tuple(attribution.TABLES) not in self._unmade or not self._unscanned:
+            return None
+        if connection.launches(cursor) < launch_scan.FEWEST_LAUNCHES:
+            return None
+        self._beside = cursor.cursor()
+        return pool.submit(connection.attributed, self._beside, self._catalog)
 
     def _scan(self, cursor: duckdb.DuckDBPyConnection, buckets: int | None) -> launch_scan.Scan | None:
         """Go through all launches of a large run, once."""
@@ -260,17 +295,21 @@ class Run:
         from nanalyze.analysis import script
 
         base = None if relative_to is None else Path(relative_to)
-        return script.views(self, self._root, self.info, self._catalog, self._overrides, base)
+        origin = self._copies.origin if self._copies is not None else None
+        return script.views(self, self._root, self.info, self._catalog, self._overrides, base, origin)
 
     def interrupt(self) -> None:
         """Stop the query that is being read, from another thread; reading it then raises QueryError."""
-        if self._running is not None:
-            self._running.interrupt()
+        for running in (self._running, self._beside):
+            if running is not None:
+                running.interrupt()
 
     def close(self) -> None:
         """Release the connection; further queries raise QueryError."""
         self._closed = True
         self._connection.close()
+        if self._copies is not None:
+            self._copies.close()
 
     def __enter__(self) -> Run:
         return self
@@ -289,21 +328,44 @@ class Run:
         for relations, fill in list(self._unmade.items()):
             if not named & queries.users_of(relations):
                 continue
-            try:
-                with cursor.cursor() as own:
-                    self._running = own
-                    fill(own, self._catalog)
-            except duckdb.Error as error:
-                raise self._query_error(error) from error
-            self._running = cursor
+            self._on_cursor(cursor, fill, self._catalog)
             del self._unmade[relations]
         if self._unscanned and named & queries.users_of(launch_scan.VIEWS):
-            try:
-                with cursor.cursor() as own:
-                    self._running = own
-                    self._scan(own, None)
-            except duckdb.Error as error:
-                raise self._query_error(error) from error
+            self._on_cursor(cursor, self._scan, None)
+        if self._unstreamed and named & queries.users_of((launch_streams.VIEW,)):
+            self._unstreamed = False
+            self._on_cursor(cursor, self._stream)
+
+    def _stream(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Go through the streams of a large run, once."""
+        if connection.launches(cursor) >= launch_scan.FEWEST_LAUNCHES:
+            connection.fill_streams(cursor, self._catalog)
+
+    def _known_use(
+        self, cursor: duckdb.DuckDBPyConnection, statement: str, parameters: Mapping[str, object] | None
+    ) -> pa.Table | None:
+        """The rows of the shipped query timeline_utilisation, if it is that, of a large run; they need no sorting."""
+        if statement != queries.query("timeline_utilisation").sql:
+            return None
+        buckets = (parameters or {}).get("buckets")
+        if not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS:
+            return None
+        return self._on_cursor(cursor, self._use, buckets)
+
+    def _use(self, cursor: duckdb.DuckDBPyConnection, buckets: int) -> pa.Table | None:
+        if connection.launches(cursor) < launch_scan.FEWEST_LAUNCHES:
+            return None
+        return connection.device_use(cursor, self._catalog, buckets)
+
+    def _on_cursor(self, cursor: duckdb.DuckDBPyConnection, work: Callable[..., Made], *arguments: object) -> Made:
+        """What `work` gives on a cursor of its own, which `interrupt` stops meanwhile. Raises QueryError."""
+        try:
+            with cursor.cursor() as own:
+                self._running = own
+                return work(own, *arguments)
+        except duckdb.Error as error:
+            raise self._query_error(error) from error
+        finally:
             self._running = cursor
 
     def _connection_or_error(self) -> duckdb.DuckDBPyConnection:
@@ -332,10 +394,22 @@ class Run:
 
     def _query_error(self, error: BaseException) -> QueryError:
         """The error as the user should read it; a shard that is gone explains any other complaint."""
-        for shard in (shard for shards in self._catalog.shards.values() for shard in shards):
-            if not shard.path.exists():
-                return QueryError(f"{shard.path}: is gone since the run was opened. Open the run again.")
+        for path in self._gone():
+            return QueryError(f"{path}: is gone since the run was opened. Open the run again.")
         return sqltext.query_error(error)
+
+    def _gone(self) -> Iterator[Path]:
+        """Shards that have been removed."""
+        paths = [shard.path for shards in self._catalog.shards.values() for shard in shards]
+        far = [path for path in paths if objectstore.is_remote(path)]
+        yield from (path for path in paths if not objectstore.is_remote(path) and not path.exists())
+        if not far:
+            return
+        try:
+            there = {self._root / name for name, _ in objectstore.listing(self._root)}
+        except RunError:
+            return
+        yield from (path for path in far if path not in there)
 
 
 class Batches:

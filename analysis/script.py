@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanalyze import queries
 from nanalyze.analysis import attribution, catalog, connection, overhead, sqltext
+from nanalyze.rundir import objectstore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,18 +39,21 @@ def views(
     found: catalog.Catalog,
     overrides: Mapping[str, float],
     relative_to: Path | None = None,
+    origin: Callable[[str], str] | None = None,
 ) -> str:
     """The script. Paths are absolute, or relative to the folder `relative_to`.
+    `origin` gives the URI of a file that was copied here from an object store; nothing is relative then.
 
     Relations that Python works out, attributed samples and what recording cost, are written out with
     their rows; where they have too many, they and the views that read them are left out and named.
     Raises QueryError.
     """
-    moved_root, moved = _moved(root, found, relative_to)
+    moved_root, moved = _moved(root, found, relative_to, origin)
     made = {name: run.arrow(f"SELECT * FROM raw.{name}") for name in _made_names(found)}
     too_long = tuple(name for name, table in made.items() if table.num_rows > MADE_ROWS_MAX)
     left_out = queries.users_of(too_long) if too_long else frozenset()
-    lines = [*_head(moved_root, relative_to is not None, left_out), "CREATE SCHEMA IF NOT EXISTS raw;"]
+    is_relative = relative_to is not None and not objectstore.is_remote(root)
+    lines = [*_head(moved_root, is_relative, left_out), "CREATE SCHEMA IF NOT EXISTS raw;"]
     for name, source in connection.raw_sources(moved_root, info, moved, overrides).items():
         if name in made:
             lines += _table(name, made[name]) if name not in too_long else []
@@ -63,7 +67,8 @@ def views(
 
 def _made_names(found: catalog.Catalog) -> list[str]:
     """Relations that Python fills. Without samples those of the attribution are empty, as `raw_sources` has them."""
-    return [*(attribution.TABLES if found.shards["samples"] else ()), *overhead.TABLES]
+    is_sampled = found.shards["samples"] or found.shards["sampled_windows"]
+    return [*(attribution.TABLES if is_sampled else ()), *overhead.TABLES]
 
 
 @dataclass
@@ -77,9 +82,23 @@ class _Relative(catalog.Catalog):
         return [f".{os.sep}{os.path.relpath(path, self.base)}" for path in super().paths(table)]
 
 
-def _moved(root: Path, found: catalog.Catalog, relative_to: Path | None) -> tuple[Path, catalog.Catalog]:
+@dataclass
+class _Original(catalog.Catalog):
+    """A catalog that names files where they were copied from."""
+
+    origin: Callable[[str], str] = str
+
+    def paths(self, table: str) -> list[str]:
+        return [self.origin(path) for path in super().paths(table)]
+
+
+def _moved(
+    root: Path, found: catalog.Catalog, relative_to: Path | None, origin: Callable[[str], str] | None
+) -> tuple[Path, catalog.Catalog]:
     """The root and the catalog with the paths that the script is to hold."""
-    if relative_to is None:
+    if origin is not None:
+        return root, _Original(found.shards, found.extra_columns, found.damage, origin)
+    if relative_to is None or objectstore.is_remote(root):
         return root, found
     base = relative_to.resolve()
     return Path(os.path.relpath(root, base)), _Relative(found.shards, found.extra_columns, found.damage, base)
@@ -91,6 +110,9 @@ def _head(root: Path, is_relative: bool, left_out: frozenset[str]) -> Iterator[s
     yield "-- The views of a nanalyze run for a plain DuckDB: `.read` this file, or execute its text."
     yield f"-- Needs DuckDB {OLDEST_DUCKDB} or later; written with {duckdb.__version__}."
     yield f"-- The run: {_one_line(str(root))}"
+    if objectstore.is_remote(root):
+        yield "-- It lies in an object store: first INSTALL httpfs; LOAD httpfs; and give DuckDB the bucket's"
+        yield "-- credentials, with its extension aws by CREATE SECRET (TYPE s3, PROVIDER credential_chain);"
     if is_relative:
         yield "-- Paths are relative: start DuckDB in the folder that this file was written to."
     yield "-- Attributed samples and what recording cost were worked out by nanalyze and stand here as rows."

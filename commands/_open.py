@@ -28,6 +28,17 @@ class RunDirectory(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return location.UriPath(value) if location.is_uri(str(value)) else Path(value)
 
 
+class LocalRun(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A run directory on this machine, for what is written to or followed."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if location.is_uri(str(value)):
+            self.fail(f"{value}: is not on this machine, and this command works on runs that are.", param, ctx)
+        return Path(value)
+
+
 def engine_options(command: Command) -> Command:
     """The options --engine and --master, for a command that opens runs."""
     for option in (
@@ -66,7 +77,6 @@ def open_run(
     check_engine(engine, master)
     if master is not None:
         return _warned(_on_spark(run_dir, master), run_dir)
-    run_dir = location.on_this_machine(run_dir)
     progress = _Progress() if sys.stderr.isatty() else None
     try:
         run = na.open(run_dir, allow_external=allow_external, progress=progress)

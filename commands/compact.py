@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from nanalyze.commands._open import LocalRun
 from nanalyze.commands.info import size_text
 from nanalyze.rundir import compaction
 
@@ -28,7 +29,7 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
 
 
 @click.command("compact")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=LocalRun())
 @click.option(
     "--target-mb",
     type=click.IntRange(1, 4096),
@@ -45,7 +46,7 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option(
     "--lose-samples",
     is_flag=True,
-    help="Roll up also where the device was sampled: those samples cannot be attributed to kernels any more.",
+    help="Roll launches up without attributing the samples of their time first: nothing can do it afterwards.",
 )
 def compact(run_dir: Path, target_mb: int, roll_up_older_than: int | None, lose_samples: bool) -> None:
     """Merge the small shards of the run in RUN_DIR into larger ones, without loss.
@@ -57,7 +58,8 @@ def compact(run_dir: Path, target_mb: int, roll_up_older_than: int | None, lose_
     With --roll-up-older-than, single launches of that time are given up: for each process, device, kernel class
     and minute their number, total, shortest and longest time and percentiles stay, and a histogram for each hour.
     Totals, percentiles and verdicts of kernels stay what they were; gaps, steps, ranges and timelines of that time
-    are lost. A nanalyze from before this refuses the run then. Copies, ranges, exact counters and clocks stay.
+    are lost. Samples are attributed to kernels first, an hour at a time, and the counters stay with their intervals.
+    A nanalyze from before this refuses the run then. Copies, ranges, exact counters and clocks stay.
 
     \b
     Examples:
@@ -81,14 +83,20 @@ def compact(run_dir: Path, target_mb: int, roll_up_older_than: int | None, lose_
 
 
 def _roll_up(run_dir: Path, age_ns: int, lose_samples: bool) -> None:
-    done = compaction.roll_up(run_dir, time.time_ns() - age_ns, lose_samples=lose_samples)
+    from nanalyze.analysis import rolled_samples
+
+    done = compaction.roll_up(
+        run_dir, time.time_ns() - age_ns, lose_samples=lose_samples, attribute=rolled_samples.windows
+    )
     _warn(done.left)
     if done.end_ns is None:
         click.echo("Nothing to roll up.")
         return
+    what = f"{done.launches:,} launches" + (f" and {done.samples:,} samples" if done.samples else "")
+    until = datetime.fromtimestamp(done.end_ns / 1e9, UTC)
     click.echo(
-        f"Rolled {done.launches:,} launches until {datetime.fromtimestamp(done.end_ns / 1e9, UTC):%Y-%m-%d %H:%M} UTC "
-        f"up into {done.rows:,} rows: {size_text(done.bytes_before)} before, {size_text(done.bytes_after)} after."
+        f"Rolled {what} until {until:%Y-%m-%d %H:%M} UTC up into {done.rows:,} rows: "
+        f"{size_text(done.bytes_before)} before, {size_text(done.bytes_after)} after."
     )
 
 

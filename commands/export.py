@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 
 from nanalyze import exporters
-from nanalyze.commands._open import open_run
+from nanalyze.commands._open import RunDirectory, open_run
 
 SHOW_AFTER_S = 1.0
 SINGULAR = {"kernels": "kernel", "copies": "copy", "ranges": "range", "values": "value", "stretches": "stretch"}
 
 
 @click.command("export")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=RunDirectory())
 @click.option(
     "--format",
     "format_",

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nanalyze.commands._open import open_run
+from nanalyze.commands._open import RunDirectory, open_run
 from nanalyze.commands._output import escape, table
+from nanalyze.rundir import objectstore
 from nanalyze.rundir.schema import TABLES
 from nanalyze.rundir.shards import SHARD_NAME
 
@@ -28,7 +29,7 @@ Row = dict[str, Any]
 
 
 @click.command("info")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=RunDirectory())
 @click.option("--json", "as_json", is_flag=True, help="Write everything as one JSON object.")
 def info(run_dir: Path, as_json: bool) -> None:
     """Say what the run in RUN_DIR holds: processes and how they ended, devices, sizes, losses, damage.
@@ -153,6 +154,9 @@ def _tables(run: na.Run) -> list[Row]:
 
 def _sizes(run_dir: Path) -> Iterator[tuple[Path, int]]:
     """Files of the run, relative to it, with their sizes; one that vanishes meanwhile is left out."""
+    if objectstore.is_remote(run_dir):
+        yield from ((Path(name), size) for name, size in objectstore.listing(run_dir))
+        return
     for folder, _, names in os.walk(run_dir):
         for name in names:
             path = Path(folder, name)

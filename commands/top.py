@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nanalyze.commands._open import LocalRun
 from nanalyze.commands._output import _width, escape
 from nanalyze.commands.info import ending
 from nanalyze.rundir.errors import NanalyzeError
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 
 
 @click.command("top")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=LocalRun())
 @click.option("--interval", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=2.0, help="Between refreshes.")
 @click.option("--rows", metavar="N", type=click.IntRange(1, 10_000), help="Kernels to show; what fits by default.")
 @click.option("--once", is_flag=True, help="Show the state once and end.")

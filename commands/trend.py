@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nanalyze.analysis.engines import location
 from nanalyze.commands import _output
-from nanalyze.commands._open import open_run
+from nanalyze.commands._open import RunDirectory, open_run
 from nanalyze.rundir.errors import NanalyzeError
 from nanalyze.rundir.runfile import RUN_FILE
 
@@ -26,7 +27,7 @@ FORMATS = ("table", "json", "csv", "markdown")
 
 
 @click.command("trend")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, type=RunDirectory(), metavar="RUN...")
 @click.option("--step", metavar="NAME", help="Range that is a step; by default the outermost that repeats in all runs.")
 @click.option(
     "--format", "format", type=click.Choice(FORMATS), default="table", show_default=True, help="What to print."
@@ -103,7 +104,7 @@ def _found(paths: Sequence[Path]) -> list[Path]:
     """The run directories, those inside a directory of runs by name."""
     found: list[Path] = []
     for path in paths:
-        if (path / RUN_FILE).exists() or not path.is_dir():
+        if location.is_uri(str(path)) or (path / RUN_FILE).exists() or not path.is_dir():
             found.append(path)  # opening it says what is wrong with it
             continue
         try:
@@ -118,7 +119,7 @@ def _found(paths: Sequence[Path]) -> list[Path]:
 
 def _labels(paths: Sequence[Path]) -> list[str]:
     """The directories' names where these differ, else the paths."""
-    names = [path.absolute().name for path in paths]
+    names = [(path if location.is_uri(str(path)) else path.absolute()).name for path in paths]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 

@@ -33,6 +33,7 @@ from nanalyze.rundir.schema import (
     KERNEL_MINUTES,
     KERNELS,
     ROLLED_UP,
+    SAMPLED_WINDOWS,
     SAMPLES,
     TABLE_KEY,
     TABLES,
@@ -49,9 +50,14 @@ LOCK_FILE = ".compact.lock"
 TARGET_BYTES = 64 << 20
 # Launches that one rolled-up shard stands for; summing up 8 million takes some 1.5 GB.
 ROLL_UP_ROWS = 8_000_000
+# Samples that one window stands for, and its length unless one shard is longer: an hour of samples of 1 ms.
+WINDOW_ROWS = 4_000_000
+WINDOW_NS = 3_600_000_000_000
 UNFINISHED = re.compile(r"^\.merging-[0-9]+-[0-9]+\.tmp$")
 
 Step = Callable[[str], None]
+# Attributes the samples in these whole shards to kernels: the rows of `sampled_windows` (analysis.rolled_samples).
+Attribute = Callable[[Path, Sequence[Shard]], "pa.Table"]
 
 
 @dataclass
@@ -67,13 +73,14 @@ class Result:
 
 @dataclass
 class RolledUp:
-    """What `roll_up` did: shards and launches replaced, rows made of them, bytes, and what was left, with why.
+    """What `roll_up` did: shards, launches and samples replaced, rows made of them, bytes, and what was left, with why.
 
     `end_ns` is the end of the last minute that was rolled up; None where nothing was.
     """
 
     shards: int = 0
     launches: int = 0
+    samples: int = 0
     rows: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
@@ -100,18 +107,32 @@ def compact(run_dir: Path, *, target_bytes: int = TARGET_BYTES, step: Step = lam
     return result
 
 
-def roll_up(run_dir: Path, before_ns: int, *, lose_samples: bool = False, step: Step = lambda name: None) -> RolledUp:
+def roll_up(
+    run_dir: Path,
+    before_ns: int,
+    *,
+    lose_samples: bool = False,
+    attribute: Attribute | None = None,
+    step: Step = lambda name: None,
+) -> RolledUp:
     """Replace the launches of the run in `run_dir` that ended before `before_ns` by sums a minute.
 
     Only whole shards, each process's earliest ones: what is younger than any launch that stays, stays too. Shards
     are complete when they have their names, so a process that is still recording is not in the way. Samples
-    cannot be attributed to launches that are gone: where the run has any of that time it is refused, unless
-    `lose_samples`. `step` is called with the name of each process. Raises RunError as `compact`.
+    cannot be attributed to launches that are gone, so with `attribute` whole shards of them are replaced by counters
+    of kernels first, and launches stay where samples do. Without it the call is refused where the run has samples of
+    that time, unless `lose_samples`. `step` is called with the name of each process. Raises RunError as `compact`.
     """
     runfile.read(run_dir)
     result = RolledUp()
     with _locked(run_dir):
-        if not lose_samples:
+        if not lose_samples and attribute is not None:
+            for _, process, folder in list(_partitions(run_dir, (SAMPLES.name,))):
+                step(process)
+                _roll_up_samples(run_dir, folder, process, before_ns, attribute, result)
+            left = _earliest(run_dir, SAMPLES.name)
+            before_ns = before_ns if left is None else min(before_ns, left)
+        elif not lose_samples:
             _refuse_samples(run_dir, before_ns)
         for _, process, folder in list(_partitions(run_dir, (KERNELS.name,))):
             step(process)
@@ -385,7 +406,7 @@ def _refuse_samples(run_dir: Path, before_ns: int) -> None:
 
 
 def _earliest(run_dir: Path, table: str) -> int | None:
-    """The first start in a table by the footers of its shards; None where there is none."""
+    """The first start in a table by the footers of its shards, damaged ones left out; None where there is none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -393,19 +414,65 @@ def _earliest(run_dir: Path, table: str) -> int | None:
     for _, process, folder in _partitions(run_dir, (table,)):
         for shard in _listed(folder, table, process):
             try:
-                found.append(_statistics(pq.read_metadata(shard.path))[0])
+                found.append((statistics(pq.read_metadata(shard.path))[0], shard))
             except (pa.ArrowException, OSError, ValueError):
                 continue  # damaged: it is not rolled up
-    return min((start for start in found if start is not None), default=None)
+    stated = sorted(((start, shard) for start, shard in found if start is not None), key=lambda one: one[0])
+    return next((start for start, shard in stated if _is_whole(shard)), None)
 
 
-def _statistics(metadata: Any) -> tuple[int | None, int | None]:
+def statistics(metadata: Any) -> tuple[int | None, int | None]:
     """Least and greatest `start_ns` of a file; None where its footer does not say."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(at) for group in groups for at in range(group.num_columns)]
     stated = [c.statistics for c in columns if c.path_in_schema == "start_ns" and c.statistics is not None]
     known = [one for one in stated if one.has_min_max]
     return min((one.min for one in known), default=None), max((one.max for one in known), default=None)
+
+
+def _roll_up_samples(
+    run_dir: Path, folder: Path, process: str, before_ns: int, attribute: Attribute, result: RolledUp
+) -> None:
+    """Replace whole shards of samples, each process's first ones, by what they say of kernels in windows of time."""
+    current = [s for s in _current(folder, SAMPLES.name, process, result.left) if s.table == SAMPLES.name]
+    for group, rows in _windows(current, before_ns, result):
+        made = attribute(run_dir, group)
+        runfile.raise_version(run_dir, SAMPLED_WINDOWS.version)
+        target = run_dir / SAMPLED_WINDOWS.name / folder.name
+        sizes = _replace(target, group, SAMPLED_WINDOWS, made.schema, [made])
+        result.shards += len(group)
+        result.samples += rows
+        result.rows += made.num_rows
+        result.bytes_before += sizes[0]
+        result.bytes_after += sizes[1]
+        if made.num_rows:
+            result.end_ns = max(made.column("end_ns")[0].as_py(), result.end_ns or 0)
+
+
+def _windows(current: Sequence[Shard], before_ns: int, result: RolledUp) -> Iterator[tuple[list[Shard], int]]:
+    """Consecutive shards of samples that all began before `before_ns`, as one window, and their rows."""
+    group: list[Shard] = []
+    total, began = 0, 0
+    for shard in current:
+        if not _may_be_old(shard, before_ns):
+            break
+        try:
+            rows = _rows(shard, columns=("start_ns",))
+        except Unmergeable as reason:
+            result.left.append(f"{shard.table}/process={shard.process}/{shard.path.name}: {reason}")
+            continue
+        starts = rows.column("start_ns").to_numpy()
+        last = int(starts.max()) if len(starts) else began
+        full = total + len(starts) > WINDOW_ROWS or last - began > WINDOW_NS
+        if group and (full or shard.sequence != group[-1].span[1] + 1):
+            yield group, total
+            group, total = [], 0
+        if not group and len(starts):
+            began = int(starts.min())
+        group.append(shard)
+        total += len(starts)
+    if group:
+        yield group, total
 
 
 def _roll_up_partition(run_dir: Path, folder: Path, process: str, before_ns: int, result: RolledUp) -> None:
@@ -462,7 +529,7 @@ def _may_be_old(shard: Shard, before_ns: int) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        latest = _statistics(pq.read_metadata(shard.path))[1]
+        latest = statistics(pq.read_metadata(shard.path))[1]
     except (pa.ArrowException, OSError, ValueError):
         return True  # reading it says why it cannot be used
     return latest is None or latest < before_ns

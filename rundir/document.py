@@ -40,7 +40,7 @@ under its name. A table without rows has no folder.
 
     {{
       "format": "{format}",
-      "format_version": 1, or 2 once launches were rolled up,
+      "format_version": 1, or 2 once launches were rolled up, or 3 once samples were,
       "run_id": "32 hex digits, new for each recording",
       "created_ns": nanoseconds since the Unix epoch,
       "source": "recorder, or the name of the importer",
@@ -98,11 +98,39 @@ events stay.
   takes their place from the moment it has its name, as a merged file does; of equal numbers it wins. Then those are
   removed. Whatever is interrupted where, each launch counts once, and the next call finishes what was begun. A process
   that still records is not in the way: its files are complete when they have their names, and new ones get new numbers.
-- **Versions**: before the first file appears, `run.json` gets format version 2, so that an older nanalyze refuses the
-  run instead of missing its launches.
-- **Samples** cannot be attributed to kernels without single launches. Where the run has samples of that time it is
-  refused; `--lose-samples` does it all the same, and those samples are then left out of the attribution. Counters of
-  kernels measured exactly stay. To keep what samples said, export the view `attribution_windows` first.
+- **Versions**: before the first file appears, `run.json` gets format version 2, or 3 where samples are rolled up, so
+  that an older nanalyze refuses the run instead of missing its launches.
+- **Samples** cannot be attributed to kernels without single launches, so they go first: whole files of them, an hour
+  at a time, are attributed to the launches of that hour, and a file of `sampled_windows` takes their place. Launches
+  stay where samples do, so that nothing is ever attributed to a part of them. It takes as long as attributing that
+  hour takes (docs/attribution.md). `--lose-samples` leaves that out: those samples are then never attributed. Counters
+  of kernels measured exactly stay.
+
+### What a window of samples keeps
+
+Of each counter of each kernel class: its mean over the window, standard error, 95 % interval, and how many launches and
+how much time stand behind it. `counters`, `verdicts`, reports and trends put windows and the samples that are still
+there together: counters of a launch (bytes, instructions) by launches, percentages and rates by time. The normal
+equations, from which everything would follow, are not kept: they grow with the square of the number of terms, 0.6 MB a
+block at 400 terms, and an interval needs tens of blocks, so an hour would take more than its launches do.
+
+- **The error** of windows together is the root of the summed squares of what each left open, plus what more samples do
+  not remove (`lasting_error`: where launches begin and end, and 1 % of the value). Intervals shrink in proportion; not
+  so an end that stands at 0 or at 100 %, nor the upper end of what is bounded by parts that were not sampled. A rate
+  that may be zero is held there in each window, so the mean of many such rates is too high, by less than the lower half
+  of one window's interval: that half stays as wide.
+- **Against the same run not rolled up** (simulated by `tests/simulator.py`: 85 classes, launches of a class vary by
+  10 %, 60 s in six windows of 10 s; 2026-11-30): half of the values differ by less than 0.13 standard errors (0.5 % of
+  instructions, 1.2 % of DRAM reads), 95 % by less than 0.4. Intervals are as wide (median ratio 0.99 to 1.00); all hold
+  the truth, as all of the whole run do. Where rates double over 30 s (20 classes), they are 0.9 times as wide: drift
+  from window to window is no noise any more. All hold. Verdicts were the same in each case.
+- **What is lost**: covariances of classes and counters; the views `attribution`, `attribution_windows` and
+  `attribution_quality` of that time; which classes could not be told apart in it, which have no counter then. A file
+  with fewer than 80 samples of a group says nothing of it. Of the minute in which rolled-up launches end, samples that
+  are still there are not attributed any more, since not all launches of that minute are: a minute for each call.
+  Spark has the view `sampled_windows`, but does not put it into `counters`.
+- **Size and time**: 16 kB a window for 85 classes with ten counters each, so 11 MB for the 720 hours of a month. 120 s
+  of that job, 3.1 million launches and 120,000 samples of 1 ms, took 5.1 s of CPU time and 0.9 GB: 4 % of a core.
 
 An hour of a job with 100 million launches a day (4.17 million launches of 800 classes, each of them in every minute,
 on four streams) took 36.1 MB as launches and 0.57 MB rolled up, 11.8 bytes a row; 720 such hours, so a month, are

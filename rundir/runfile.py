@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from nanalyze.rundir import objectstore
 from nanalyze.rundir.errors import FormatVersionError, RunError
 from nanalyze.rundir.schema import FORMAT_NAME, FORMAT_VERSION, RECORDED_VERSION
 
@@ -59,7 +60,7 @@ def read(run_dir: Path) -> dict[str, Any]:
     """
     path = run_dir / RUN_FILE
     try:
-        data = path.read_bytes()
+        data = objectstore.content(path) if objectstore.is_remote(path) else path.read_bytes()
     except FileNotFoundError:
         raise RunError(_missing(run_dir)) from None
     except NotADirectoryError:
@@ -154,6 +155,8 @@ def _publish_locked(temporary: Path, target: Path) -> bool:
 
 
 def _missing(run_dir: Path) -> str:
+    if objectstore.is_remote(run_dir):
+        return f"{run_dir}: has no {RUN_FILE}, so there is no run there. Give the place that holds {RUN_FILE}."
     try:
         if not run_dir.exists():
             return f"{run_dir}: does not exist. Give the directory that was passed to the recorder."

@@ -1,4 +1,4 @@
-"""The tables of a run directory, version 2: every column with type, unit and meaning.
+"""The tables of a run directory, version 3: every column with type, unit and meaning.
 
 This module is the single source: the recorder writes by it, the analysis checks against it and
 `docs/run-directory.md` is generated from it (`python -m nanalyze.rundir.document`).
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 FORMAT_NAME = "nanalyze"
 # The newest version, and the one that recorders and importers write: a run becomes the newest by what is done to it.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 RECORDED_VERSION = 1
 HISTORY = {
     1: "First version: kernels, classes, copies, ranges, exact counters, samples, device state, pauses.",
     2: "Launches that were rolled up: the table `kernel_minutes`. Runs are of version 1 until that is first done.",
+    3: "Samples that were rolled up: the table `sampled_windows`. Only runs in which that was done are of it.",
 }
 
 VERSION_KEY = b"nanalyze.format_version"
@@ -376,6 +377,43 @@ SAMPLES = Table(
     open_ended=True,
 )
 
+SAMPLED_WINDOWS = Table(
+    "sampled_windows",
+    "Samples that were rolled up (`nanalyze compact --roll-up-older-than`): one row for each counter of each kernel "
+    "class in a window of time, attributed while its launches were still there. The numbers of its files are those of "
+    "the files of `samples` that they take the place of.",
+    (
+        Column("start_ns", "int64", "ns", "Start of the window's first sample."),
+        Column("end_ns", "int64", "ns", "End of its last sample."),
+        Column("kernel_class_id", "int64", "", "Which kernel with which shape: see `kernel_classes`."),
+        Column("counter", "string", "", "The counter, as in the view `counters`."),
+        Column("value", "float64", "", "Mean over the window, within 8e-6, in the counter's unit.", False, PLAIN),
+        Column(
+            "standard_error",
+            "float64",
+            "",
+            "Its standard error; NULL where the value is known for certain.",
+            True,
+            PLAIN,
+        ),
+        Column(
+            "lasting_error",
+            "float64",
+            "",
+            "The part of the standard error that more samples do not remove: where launches begin and end, and 1 % of "
+            "the value.",
+            True,
+            PLAIN,
+        ),
+        Column("low", "float64", "", "Lower end of its 95 % interval.", False, PLAIN),
+        Column("high", "float64", "", "Upper end of its 95 % interval.", False, PLAIN),
+        Column("launches", "int64", "launches", "Launches of the class that met the window."),
+        Column("time_ns", "int64", "ns", "How long the class ran while samples were taken."),
+        Column("missing", "string", "", "Parts of the counter that were not sampled; NULL for none.", True),
+    ),
+    version=3,
+)
+
 EXACT = Table(
     "exact",
     "One row for each metric of each launch measured by the range profiler (replayed, serialised).",
@@ -441,7 +479,7 @@ EVENTS = Table(
 )
 
 # Shards of the first are numbered as those of the second, and stand in the place of those whose numbers they cover.
-ROLLED_UP = {"kernel_minutes": "kernels"}
+ROLLED_UP = {"kernel_minutes": "kernels", "sampled_windows": "samples"}
 
 TABLES = {
     table.name: table
@@ -455,6 +493,7 @@ TABLES = {
         COPIES,
         RANGES,
         SAMPLES,
+        SAMPLED_WINDOWS,
         EXACT,
         DEVICE_STATE,
         PAUSES,

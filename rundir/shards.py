@@ -87,6 +87,14 @@ def digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
+def digest_of(pieces: Iterable[bytes | memoryview]) -> str:
+    """The same of a file that comes in pieces."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for piece in pieces:
+        hashed.update(piece)
+    return hashed.hexdigest()
+
+
 def partition_dir(run_dir: Path, table: str, process: str) -> Path:
     """The folder of a process's shards of one table.
 

@@ -41,7 +41,7 @@ PEAKS = {
     "l1_data_busy_ns": 1.0,
     "l1_request_busy_ns": 1.0,
     "l1_texture_busy_ns": 1.0,
-    "pipe_adu_busy_ns": 1.0,
+    "inst_adu": 0.5 * SM_COUNT * SM_CLOCK_GHZ,
     "pipe_alu_busy_ns": 1.0,
     "pipe_fma_busy_ns": 1.0,
     "warps_active": 64 * SM_COUNT * SM_CLOCK_GHZ,

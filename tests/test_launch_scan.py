@@ -13,7 +13,7 @@ import pytest
 
 import nanalyze.analysis as na
 from nanalyze import queries
-from nanalyze.analysis import launch_reader, launch_scan, launch_sums
+from nanalyze.analysis import launch_devices, launch_reader, launch_scan, launch_sums
 from nanalyze.rundir.schema import TABLES
 from nanalyze.rundir.shards import write_shard
 
@@ -203,8 +203,8 @@ def test_one_query_of_a_large_run_makes_the_pass(tmp_path: Path, monkeypatch: py
 
 def test_processes_that_share_devices_are_gone_through_together() -> None:
     shared = {1: ("a", "b"), 2: ("c",), 3: ("d", "e"), 4: ("e", "b"), 5: ("a",)}
-    devices = {n: launch_scan._Device(n, str(n), tuple((p, 0) for p in owners)) for n, owners in shared.items()}
-    found = [(sorted(own), sorted(numbers)) for own, numbers in launch_scan._components(devices, {*"abcdef"})]
+    devices = {n: launch_devices.Device(n, str(n), tuple((p, 0) for p in owners)) for n, owners in shared.items()}
+    found = [(sorted(own), sorted(numbers)) for own, numbers in launch_devices.components(devices, {*"abcdef"})]
     assert sorted(found) == [(["a", "b", "d", "e"], [1, 3, 4, 5]), (["c"], [2]), (["f"], [])]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import nanalyze.analysis as na
+from nanalyze.analysis import attribution, launch_scan
 
 
 def _benchmark(name: str) -> Any:
@@ -104,3 +106,31 @@ def test_growth_is_relative_to_the_size_before() -> None:
         "| gaps | 10 | 1.0 | 2.0 | 100.0 | - |",
         "| gaps | 100 | 15.0 | 30.0 | 200.0 | 1.50 |",
     ]
+
+
+def test_samples_of_a_large_run_are_attributed_beside_the_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tmp_path / "run"
+    make_run.make(run_dir, make_run.Options(launches=12_000, classes=12, shard_rows=3_000, sample_ns=1_000_000))
+    statements = [
+        "SELECT * FROM attribution ORDER BY ALL",
+        "SELECT * FROM attribution_quality ORDER BY ALL",
+        "SELECT * FROM verdicts ORDER BY kernel_class_id",
+        "SELECT * FROM overhead ORDER BY process",
+    ]
+    with na.open(run_dir) as plain:
+        assert plain.prepare(9) is None
+        expected = [plain.sql(statement) for statement in statements]
+    assert len(expected[0]) > 40
+    threads = []
+    attribute = attribution.attribute
+    monkeypatch.setattr(
+        attribution, "attribute", lambda *given: threads.append(threading.current_thread().name) or attribute(*given)
+    )
+    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 0)
+    with na.open(run_dir) as scanned:
+        assert scanned.prepare(9) is not None
+        assert [
+            scanned.sql(statement).equals(frame) for statement, frame in zip(statements, expected, strict=True)
+        ] == [True] * 4
+    assert len(threads) == 1
+    assert threads[0] != threading.main_thread().name

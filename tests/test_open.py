@@ -94,7 +94,7 @@ def test_a_run_from_a_newer_version(tmp_path: Path) -> None:
     small(tmp_path)
     content = json.loads((tmp_path / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps({**content, "format_version": 99}))
-    with pytest.raises(FormatVersionError, match="has format version 99, this nanalyze reads versions 1 to 2"):
+    with pytest.raises(FormatVersionError, match="has format version 99, this nanalyze reads versions 1 to 3"):
         na.open(tmp_path)
 
 

@@ -134,7 +134,7 @@ def test_an_estimate_is_shown_with_its_interval(tmp_path: Path) -> None:
 ALL = (
     "inst", "issue_active_cycles", "pipe_tensor_busy_ns", "pipe_alu_busy_ns", "pipe_fma_busy_ns", "dram_busy_ns",
     "l2_slices_busy_ns", "l1_data_busy_ns", "l1_request_busy_ns",
-    "l1_texture_busy_ns", "pipe_adu_busy_ns",
+    "l1_texture_busy_ns", "inst_adu",
 )  # fmt: skip
 
 

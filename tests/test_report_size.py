@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from trace import Trace
 
+import pytest
+
 import nanalyze.analysis as na
 from nanalyze.analysis import report
+from nanalyze.analysis.report import activity, collect, summary
 
 MOST_BYTES = 3_000_000
 CLASSES = 5_000
@@ -42,5 +46,38 @@ def test_many_classes_with_long_names_make_a_small_page(tmp_path: Path) -> None:
         written = report.write(run, tmp_path / "out")
     page = written.page.read_bytes()
     assert len(page) < MOST_BYTES
+    assert (tmp_path / "out" / "summary.json").stat().st_size < MOST_BYTES
     assert b"<script>&" not in page
     assert f"kernel_{CLASSES - 1}&lt;".encode() in page  # the longest
+
+
+def test_of_very_many_devices_and_processes_the_report_holds_the_first_or_the_least_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary, "MOST_ROWS", 4)
+    monkeypatch.setattr(summary, "MOST_CHARACTERS", 30)
+    monkeypatch.setattr(activity, "SHOWN_DEVICES", 2)
+    trace = Trace(tmp_path / "run")
+    kernel = trace.kernel_class(name(1))
+    for rank in range(6):
+        process = f"node0-{rank}-100"
+        trace.process_row(process)
+        trace.device(process, device_id=rank, uuid=f"GPU-{rank}", name=f"H200 {'x' * 40} {rank}")
+        for launch in range(3):
+            trace.kernel(kernel, launch * 10_000, 9_000 - 1_000 * rank, process=process, device_id=rank)
+    trace.write()
+    with na.open(trace.run_dir) as run:
+        data = collect.collect(run, "run", lambda name: None)
+        content = json.loads(report.to_json(run))
+    assert content["cut_short"] == {
+        "utilisation": 6, "time_by_cause": len(data.rows("time_by_cause")), "costs": 6,
+        "ceilings": len(data.rows("ceilings")), "devices": 6, "processes": 6,
+    }  # fmt: skip
+    assert [row["uuid"] for row in content["devices"]] == [f"GPU-{number}" for number in range(4)]
+    assert {len(row["name"]) for row in content["devices"]} == {30}
+    assert content["kernels"][0]["kernel"] == name(1)
+    assert {row["kernel"][:10] for row in content["time_by_cause"] if row["kernel"]} == {name(1)[:10]}
+    grid = activity.use_grid(data.use)
+    assert [row[0].text.split()[1] for row in grid.rows] == ["5:", "4:"]
+    assert grid.foot.endswith("Of 6 devices these are the 2 least busy; the query timeline_utilisation has all.")
+    assert activity.use_grid(data.use[:2]).rows[0] == activity.use_grid(data.use[:1]).rows[0]

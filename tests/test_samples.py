@@ -728,7 +728,9 @@ def test_the_process_and_the_events_tell_about_sampling(gpu: FakeGpu, tmp_path: 
         "overhead_pct": 100,
         "groups": THREE_GROUPS,
     }
-    (note,) = [row for row in read_table(run_dir, "events") if row["layer"] == "samples"]
+    *counted, note = [row for row in read_table(run_dir, "events") if row["layer"] == "samples"]
+    assert [row["kind"] for row in counted] == ["note"] * len(THREE_GROUPS)
+    assert counted[0]["message"].startswith(f"device 0, counter_group 0: {CLOCK} = {CLOCK_METRIC}, inst = {INST}")
     assert (note["kind"], note["count"]) == ("note", len(read_table(run_dir, "samples")))
     words = note["message"].split()
     assert note["message"] == f"samples received of about {words[4]} expected on device 0"

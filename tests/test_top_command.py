@@ -21,6 +21,7 @@ from nanalyze.analysis import live as module
 from nanalyze.analysis.live import Live
 from nanalyze.commands import main
 from nanalyze.commands.top import Verdicts, _duration, _fit, frame, is_over
+from nanalyze.rundir import compaction
 
 HERE = f"{socket.gethostname()}-0-{os.getpid()}"
 PROGRAM = [sys.executable, "-c", "from nanalyze.commands import main; main()", "top"]
@@ -106,6 +107,47 @@ def test_each_shard_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert live.update() == 2  # its kernels and its row in processes
     assert len(opened) == first + 2
     assert (live.total_ns, live.classes[kernel].launches) == (67, 7)
+
+
+def test_launches_that_were_rolled_up_count(tmp_path: Path) -> None:
+    """Rolled up before it looks, while it looks, and together with some that it has not seen."""
+    trace = Trace(tmp_path / "run")
+    trace.device()
+    gemm, copy = trace.kernel_class("gemm", grid=(132, 1, 1)), trace.kernel_class("copy")
+    for start in range(40):
+        trace.kernel(
+            gemm if start % 2 else copy, start_ns=start * 1000, duration_ns=None if start == 7 else 300 + start
+        )
+    trace.process_row()
+    trace.write(shards=8)
+
+    def totals(live: Live) -> dict[int, tuple[int, int, int]]:
+        return {key: (one.launches, one.timed, one.total_ns) for key, one in live.classes.items()}
+
+    follower, late = Live(tmp_path / "run"), Live(tmp_path / "run")
+    follower.update()
+    expected = totals(follower)
+    assert sum(launches for launches, _, _ in expected.values()) == 40
+    # `late` has seen the first three shards when five are rolled up together.
+    hidden = sorted((tmp_path / "run" / "kernels").glob("*/*.parquet"))[3:]
+    for path in hidden:
+        path.rename(path.with_name(f".{path.name}"))
+    late.update()
+    assert sum(one.launches for one in late.classes.values()) == 15
+    for path in hidden:
+        path.with_name(f".{path.name}").rename(path)
+    done = compaction.roll_up(tmp_path / "run", T0 + 26_000)
+    assert done.launches == 25
+    for live in (follower, late, Live(tmp_path / "run")):
+        live.update()
+        assert totals(live) == expected
+        assert live.update() == 0
+    # A single shard keeps its numbers; then all are merged.
+    compaction.roll_up(tmp_path / "run", T0 + 31_000)
+    compaction.compact(tmp_path / "run")
+    for live in (follower, late, Live(tmp_path / "run")):
+        live.update()
+        assert totals(live) == expected
 
 
 def test_verdicts_are_worked_out_from_the_newest_shards_only(tmp_path: Path) -> None:

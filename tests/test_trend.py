@@ -203,6 +203,34 @@ def test_changes_below_the_least_are_not_reported() -> None:
     assert row.finding.steps[0].change == pytest.approx(0.004, rel=0.01)
 
 
+def test_what_all_kernels_do_is_undetermined_where_no_clock_was_read() -> None:
+    random = np.random.default_rng(4)
+
+    def points(clock: float | None) -> list[Point]:
+        return [
+            point(
+                number,
+                {
+                    one: 1e6
+                    * np.exp(0.005 * random.standard_normal() + 0.06 * (number >= 8) + 0.2 * (one == number == 9))
+                    for one in range(1, 13)
+                },
+                clock=clock,
+            )
+            for number in range(16)
+        ]
+
+    found = trend.of_points(points(None))
+    assert {row.tested for row in found.rows if row.series.kind != series.JOB} == {trend.WITH_ALL}
+    assert found.found == []
+    assert outputs.headline(found)[-1].startswith("12 series moved as all kernels do. A clock does that, and in some")
+    assert outputs.happened(row_of(found, "k3"), found) == f"undetermined: {trend.WITH_ALL}"
+    (outcome,) = gates.judge([gates.parse("each:k3.mean_ns>+3%")], found)
+    assert (outcome.status, outcome.reason) == ("unmeasured", trend.WITH_ALL)
+    read_clocks = trend.of_points(points(1.5e9))
+    assert all(row.change is not None for row in read_clocks.rows if row.series.kind != series.JOB)
+
+
 def test_few_runs_are_listed_only() -> None:
     found = trend.of_points([point(number, {1: 1e6 * (number + 1)}) for number in range(3)])
     assert {row.tested for row in found.rows} == {trend.FEW_RUNS}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from nanalyze.analysis.trend import changes
-from nanalyze.analysis.trend.changes import Design, find
+from nanalyze.analysis.trend.changes import Design, common_factor, find, find_apart
 
 RUNS = 20
 DAYS = np.arange(RUNS, dtype=float)
-JOBS = 100
+JOBS, FEWER = 100, 40
 DRAWS = 299
 Make = Callable[[np.random.Generator], Any]
 
@@ -66,6 +66,61 @@ def test_at_most_one_job_of_twenty_where_nothing_changes_shows_anything(name: st
         found = find(series, DAYS, clocks, draws=DRAWS)
         alarms += any(finding.steps or finding.drift for finding in found)
     assert alarms <= 0.05 * JOBS
+
+
+NOT_READ: dict[str, Make] = {
+    "independent": lambda random: autocorrelated(random, 40, 0.0),
+    "all kernels alike": lambda random: 0.7 * autocorrelated(random, 1, 0.4) + 0.7 * autocorrelated(random, 40, 0.4),
+    "a clock a run": lambda random: with_clocks(random, 40, 0.3, 0.0)[0],
+    "clocks that last": lambda random: with_clocks(random, 40, 0.3, 0.8)[0],
+}
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_nor_where_the_clock_was_not_read(name: str) -> None:
+    alarms = 0
+    for seed in range(FEWER):
+        found, _ = find_apart(NOT_READ[name](np.random.default_rng(seed)), DAYS, draws=DRAWS)
+        alarms += any(finding.steps or finding.drift for finding in found)
+    assert alarms <= 0.05 * FEWER
+
+
+@pytest.mark.parametrize(("stay", "share"), [(None, 0.9), (0.0, 0.9), (0.8, 0.75)])
+def test_a_shift_is_found_though_the_clock_was_not_read(stay: float | None, share: float) -> None:
+    """One kernel of 40 takes 3 % longer: without any clock effect, at a clock that changes, at one that lasts."""
+    found = others = 0
+    for seed in range(FEWER):
+        random = np.random.default_rng(1_000 + seed)
+        series = autocorrelated(random, 40, 0.0) if stay is None else with_clocks(random, 40, 0.0, stay)[0]
+        series[0, 10:] += np.log(1.03)
+        own, *rest = find_apart(series, DAYS, draws=DRAWS)[0]
+        found += bool(own.steps)
+        others += any(finding.steps or finding.drift for finding in rest)
+    assert found >= share * FEWER
+    assert others <= 0.05 * FEWER
+
+
+def test_what_all_kernels_do_is_undetermined() -> None:
+    """All get slower by 5 %, one by 15: of that one alone it is certain that something happened to it."""
+    series = autocorrelated(np.random.default_rng(5), 20, 0.0)
+    series[:, 10:] += np.log(1.05)
+    series[3, 14:] += np.log(1.10)
+    found, with_all = find_apart(series, DAYS, draws=DRAWS)
+    assert [row for row in range(20) if found[row].steps] == [3]
+    assert found[3].steps[0].at == 14
+    assert found[3].steps[0].change == pytest.approx(0.10, abs=0.03)
+    assert with_all == [row != 3 for row in range(20)]
+
+
+def test_a_movement_of_all_is_looked_for_in_8_series_or_more() -> None:
+    series = autocorrelated(np.random.default_rng(5), 8, 0.0)
+    series[:, 10:] += np.log(1.05)
+    factor = common_factor(series, DAYS)
+    assert factor is not None
+    assert abs(np.corrcoef(factor, DAYS >= 10)[0, 1]) > 0.95
+    assert common_factor(series[:7], DAYS) is None
+    assert [bool(finding.steps) for finding in find_apart(series[:7], DAYS, draws=DRAWS)[0]] == [True] * 7
+    assert common_factor(autocorrelated(np.random.default_rng(6), 20, 0.3), DAYS) is None
 
 
 @pytest.mark.parametrize("is_clocked", [False, True])

@@ -288,7 +288,7 @@ def test_an_interval_across_a_threshold_leaves_it_open(tmp_path: Path) -> None:
     row = verdict(tmp_path, sol(58.0, 10.0), sol(64.0, 10.0))
     assert (row["bound"], row["method"]) == ("undetermined", "exact")
     assert row["reason"] == (
-        "compute or latency: compute 61.0 % (58.0 to 64.0), memory 10.0 % (10.0 to 10.0) over 2 launches"
+        "compute or latency, likely compute: compute 61.0 % (58.0 to 64.0), memory 10.0 % (10.0 to 10.0) over 2 launches"
     )
     assert pd.isna(row["level_or_pipe"])
 

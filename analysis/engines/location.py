@@ -7,27 +7,18 @@ to compare hashes, as `analysis.catalog.scan` does, is what an engine on many ma
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from nanalyze.analysis import catalog
-from nanalyze.rundir import shards as shardfiles
+from nanalyze.rundir import objectstore
 from nanalyze.rundir.errors import RunError
-from nanalyze.rundir.schema import TABLES
-from nanalyze.rundir.shards import PARTITION_NAME, Shard
+from nanalyze.rundir.objectstore import URI
+from nanalyze.rundir.objectstore import UriPath as UriPath  # for those who name runs by this module
 
 # What Spark calls the scheme; s3:// is what everyone else writes for its s3a.
 SCHEMES = {"s3": "s3a", "s3a": "s3a", "gs": "gs", "hdfs": "hdfs", "file": "file"}
-URI = re.compile(r"^([a-z][a-z0-9+.-]*)://(.*)$", re.DOTALL)
-
-
-class UriPath(type(Path())):  # type: ignore[misc]
-    """A URI where a `Path` names a run: `str` gives it back with both slashes."""
-
-    def __str__(self) -> str:
-        return re.sub(r"^([a-z0-9]+):/+", r"\1://", super().__str__())
 
 
 @dataclass(frozen=True)
@@ -66,14 +57,14 @@ def of(run_dir: str | Path) -> Location:
     return Location(UriPath(text.rstrip("/")), f"{SCHEMES[scheme]}://{rest}", False)
 
 
-def on_this_machine(run_dir: Path) -> Path:
-    """The path of a run that DuckDB is to read. RunError for a place that it does not reach."""
+def for_duckdb(run_dir: str | Path) -> Path:
+    """The path of a run that DuckDB is to read, or its URI in an object store. RunError for any other place."""
     place = of(run_dir)
     if place.is_local:
         return place.path
-    raise RunError(
-        f"{run_dir}: DuckDB reads runs on this machine only. Give --engine spark --master URL, or copy it here."
-    )
+    if str(run_dir).startswith("hdfs:"):
+        raise RunError(f"{run_dir}: DuckDB reads no HDFS. Give --engine spark --master URL, or copy it here.")
+    return objectstore.checked(place.path)
 
 
 def _known() -> str:
@@ -84,22 +75,12 @@ def _known() -> str:
 def cataloged(files: Iterable[tuple[str, int]]) -> catalog.Catalog:
     """The catalog of a run that holds `files`, (path within the run, bytes); shards have such paths too."""
     damage: list[catalog.Damage] = []
-    return catalog.by_name(Path(), list(_shards(sorted(files), damage)), damage)
-
-
-def _shards(files: Iterable[tuple[str, int]], damage: list[catalog.Damage]) -> Iterator[Shard]:
-    for relative, size in files:
-        table, *rest = PurePosixPath(relative).parts
-        if table not in TABLES or any(part.startswith((".", "_")) for part in rest):
-            continue
-        partition = PARTITION_NAME.match(rest[0]) if len(rest) == 2 else None
-        process = partition.group(1) if partition else None
-        shard = shardfiles.parse(Path(relative), table, process) if process is not None else None
-        if shard is None:
-            problem = "is not named process=<name>/<number>-<hash>.parquet, so nanalyze did not write it"
-            remedy = "It was ignored: move it out of the run directory."
-            damage.append(catalog.Damage(relative, table, process, problem, remedy))
-        elif size == 0:
-            damage.append(catalog.Damage(relative, table, process, "is empty", catalog.RESTORE))
+    sizes = dict(files)
+    shards = []
+    for shard in catalog.named(Path(), sorted(sizes.items()), damage):
+        if sizes[shard.path.as_posix()]:
+            shards.append(shard)
         else:
-            yield shard
+            path = shard.path.as_posix()
+            damage.append(catalog.Damage(path, shard.table, shard.process, "is empty", catalog.RESTORE))
+    return catalog.by_name(Path(), shards, damage)

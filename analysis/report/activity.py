@@ -8,6 +8,7 @@ from nanalyze.analysis.report import clocks, values
 from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, measured, numbers, words
 from nanalyze.analysis.report.figures import MOST_PANELS, Timeline
 
+SHOWN_DEVICES = 200
 SHOWN_RANGES = 40
 
 
@@ -59,12 +60,22 @@ def use_grid(use: Sequence[Row]) -> Grid:
             numbers(values.share, row["copy_share"]),
             _clock_cell(row),
         )
-        for row in use
+        for row in _least_busy(use)
     ]
     if not body:
         return Grid(notes=("No kernel launch has a start and an end, so there is no timeline.",))
     foot = f"Plotted are the first {MOST_PANELS} devices." if len(use) > MOST_PANELS else ""
+    if len(use) > SHOWN_DEVICES:
+        least = f"Of {len(use):,} devices these are the {SHOWN_DEVICES} least busy"
+        foot += f" {least}; the query timeline_utilisation has all."
     return Grid(heads, body, foot=foot)
+
+
+def _least_busy(use: Sequence[Row]) -> Sequence[Row]:
+    """All of a few devices as they come, of more the SHOWN_DEVICES with the smallest busy share, that first."""
+    if len(use) <= SHOWN_DEVICES:
+        return use
+    return sorted(use, key=lambda row: 1.0 if row["busy_share"] is None else row["busy_share"])[:SHOWN_DEVICES]
 
 
 def range_grid(ranges: Sequence[Row], total: int) -> Grid:

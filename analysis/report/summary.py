@@ -17,6 +17,7 @@ from nanalyze.analysis.report.cells import Row
 from nanalyze.analysis.report.collect import Data
 from nanalyze.analysis.report.content import headline_of
 from nanalyze.analysis.report.kernels import rest
+from nanalyze.analysis.report.names import cut
 from nanalyze.analysis.report.sampling import against_exact
 from nanalyze.analysis.report.steps import summaries
 
@@ -24,6 +25,8 @@ SUMMARY_VERSION = 1
 MOST_DRIFTS = 200
 MOST_LOSSES = 50
 MOST_POINTS = 50
+MOST_ROWS = 400  # of a list with rows by device, process, kind of copy or reason
+MOST_CHARACTERS = 300  # of a text in such a list; names of kernels stand whole under `kernels`
 
 # Evidence of a kernel that is copied from `verdicts` as it stands.
 KERNEL_KEYS = (
@@ -63,7 +66,35 @@ def of_runs(datas: Sequence[Data], version: str, files: Sequence[str]) -> dict[s
 
 
 def summary(data: Data, headline: Sequence[str], version: str, files: Sequence[str]) -> dict[str, Any]:
-    """The summary as a JSON-able dict."""
+    """The summary as a JSON-able dict. It stays below 3 MB: `cut_short` says how long lists are that are not whole."""
+    content = _content(data, headline, version, files)
+    lists = {name: content[name] for name in LISTS} | {"sampling.quality": content["sampling"]["quality"]}
+    content["cut_short"] = {name: len(rows) for name, rows in lists.items() if len(rows) > MOST_ROWS}
+    for name in LISTS:
+        content[name] = _shortened(content[name])
+    for name in ("quality", "drift"):
+        content["sampling"][name] = _shortened(content["sampling"][name])
+    return content
+
+
+# Lists that grow with the number of devices and processes.
+LISTS = (
+    "utilisation", "time_by_cause", "steps", "throttling", "costs", "copies", "ceilings", "devices", "processes",
+    "losses",
+)  # fmt: skip
+
+
+def _shortened(rows: Sequence[Row]) -> list[Row]:
+    return [{key: _short(value) for key, value in row.items()} for row in rows[:MOST_ROWS]]
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, str):
+        return cut(value, MOST_CHARACTERS)
+    return value[:MOST_ROWS] if isinstance(value, list) else value
+
+
+def _content(data: Data, headline: Sequence[str], version: str, files: Sequence[str]) -> dict[str, Any]:
     return {
         "summary_version": SUMMARY_VERSION,
         "nanalyze_version": version,

@@ -37,6 +37,8 @@ MOST_SETS = 5
 LEAST_CHANGE = 0.005
 
 TESTED, FEW_RUNS, SMALL, RARE = "tested", "too few runs", "too little time", "in too few runs"
+# Undetermined rather than changed: a clock does that, and where none was read nothing else can be told from it.
+WITH_ALL = "moved as all kernels do, and clocks were not read"
 
 
 @dataclass(frozen=True)
@@ -187,9 +189,13 @@ def _rows(found: Sequence[Series], days: Any, clocks: Any, least: float) -> list
         chosen = list(runs)
         own = None if clocks is None else clocks[chosen]
         families = min(len(order), MOST_SETS)
-        for number, finding in zip(
-            sets[runs], changes.find(np.log(values), days[chosen], own, families=families), strict=True
-        ):
+        if own is None:
+            changed, with_all = changes.find_apart(np.log(values), days[chosen], families=families)
+        else:
+            changed = changes.find(np.log(values), days[chosen], own, families=families)
+            with_all = [False] * len(changed)
+        for number, finding, is_shared in zip(sets[runs], changed, with_all, strict=True):
+            tested[number] = WITH_ALL if is_shared else tested[number]
             findings[number] = _large(_renumbered(finding, chosen), least, float(np.ptp(days[chosen])))
     return [
         Row(one, finding, why, _change=_together(finding, _days(one, days)))

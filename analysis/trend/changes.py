@@ -36,6 +36,9 @@ CHUNK = 2_000_000
 # A step that the clock made nearly by itself cannot be told from it.
 LEAST_NORM_SHARE = 0.1
 FEWEST_FOR_PRIOR = 8
+# Series from which on a movement of all of them is looked for, the sets that it is compared with, and its error rate.
+FEWEST_FOR_COMMON = 8
+COMMON_DRAWS, COMMON_RATE = 199, 0.01
 MOST_PRIOR_DEGREES = 60.0
 
 Whole = NDArray[np.int64]
@@ -109,6 +112,72 @@ def find(
             finding = _with_further_steps(finding, drawn_in[row], design, draws, random)
         found.append(finding)
     return found
+
+
+def find_apart(
+    series: Array, days: Array, *, families: int = 1, draws: int = DRAWS, seed: int = 1
+) -> tuple[list[Finding], list[bool]]:
+    """`find` where clocks were not read: what happened to each series beside what moves all of them together.
+
+    Second, of each series, whether it changed only as all do: a clock does that, and a driver may. Where nothing moves
+    all, or where there are too few series to tell, the findings are those of `find`.
+    """
+    common = common_factor(series, days, seed=seed)
+    plain = find(series, days, families=families, draws=draws, seed=seed)
+    if common is None:
+        return plain, [False] * len(plain)
+    apart = find(series, days, common, families=families, draws=draws, seed=seed)
+    changed = [bool(finding.steps or finding.drift) for finding in plain]
+    return apart, [
+        shown and not (finding.steps or finding.drift) for shown, finding in zip(changed, apart, strict=True)
+    ]
+
+
+def common_factor(series: Array, days: Array, seed: int = 1) -> Array | None:
+    """What moves all of `series` together, one value a run without a unit; None where nothing shows.
+
+    It is the first principal component of the series at equal variance, so that no single one makes it, if that
+    holds more of the variation than in 99 of 100 sets of series that have the same models but nothing in common
+    (parallel analysis, Horn 1965, with dependent runs).
+    """
+    rows, runs = series.shape
+    if rows < FEWEST_FOR_COMMON or runs < LEAST_RUNS:
+        return None
+    design = Design(days)
+    if not len(design.places):
+        return None
+    values = design.clean(_drawn_in(design.clean(series)))
+    model = _model(values, design)
+    random = np.random.default_rng(seed)
+    own, larger, left = float(_first_share(values)), 0, COMMON_DRAWS
+    while left:
+        count = min(left, max(1, CHUNK // (rows * runs)))
+        chosen = random.integers(0, model.innovations.shape[1], (count, rows, runs))
+        signs = random.choice([-1.0, 1.0], chosen.shape)
+        drawn = np.take_along_axis(np.broadcast_to(model.innovations, (count, *model.innovations.shape)), chosen, 2)
+        redrawn = _recoloured(drawn * signs, np.broadcast_to(model.correlation, (count, rows)))
+        larger += int((_first_share(design.clean(redrawn)) >= own).sum())
+        left -= count
+    if (1 + larger) / (1 + COMMON_DRAWS) > COMMON_RATE:
+        return None
+    factor: Array = np.linalg.svd(_scaled(values), full_matrices=False)[2][0]
+    return factor
+
+
+def _scaled(values: Array) -> Array:
+    """Each series (..., rows, runs) with a sum of squares of 1, or 0."""
+    scale = np.sqrt((values**2).sum(axis=-1, keepdims=True))
+    return np.asarray(np.divide(values, scale, out=np.zeros_like(values), where=scale > 0), dtype=np.float64)
+
+
+def _first_share(values: Array) -> Array:
+    """Share of the variation of series (..., rows, runs) at equal variance that their first component holds."""
+    scaled = _scaled(values)
+    other = np.swapaxes(scaled, -1, -2)
+    products = scaled @ other if values.shape[-2] <= values.shape[-1] else other @ scaled
+    found = np.linalg.eigvalsh(products)
+    total = found.sum(axis=-1)
+    return np.asarray(np.divide(found[..., -1], total, out=np.zeros_like(total), where=total > 0), dtype=np.float64)
 
 
 def _drawn_in(series: Array) -> Array:

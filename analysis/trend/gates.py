@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from nanalyze.analysis.compare import gates
 from nanalyze.analysis.compare.gates import PASSED, SEARCHED, UNMEASURED, Gate, Outcome
-from nanalyze.analysis.trend import TESTED, Row, Trend
+from nanalyze.analysis.trend import TESTED, WITH_ALL, Row, Trend
 from nanalyze.analysis.trend.read import TrendError
 from nanalyze.analysis.trend.series import JOB, KERNEL, LAUNCH
 
@@ -59,7 +59,7 @@ def _unmeasured(gate: Gate, subject: str, reason: str) -> Outcome:
 
 def _outcome(gate: Gate, subject: str, row: Row) -> Outcome:
     if row.tested != TESTED:
-        return _unmeasured(gate, subject, f"not tested: {row.tested}")
+        return _unmeasured(gate, subject, row.tested if row.tested == WITH_ALL else f"not tested: {row.tested}")
     if row.change is None:
         return Outcome(gate, PASSED, subject, 0.0, None, None, "no change found")
     return gates.by_interval(gate, subject, row.change, "runs")

@@ -10,7 +10,7 @@ from nanalyze.analysis.compare.markdown import code
 from nanalyze.analysis.jsonable import finite
 from nanalyze.analysis.report import values
 from nanalyze.analysis.report.names import shorten, visible
-from nanalyze.analysis.trend import FEW_RUNS, TESTED, Row, Trend, describe
+from nanalyze.analysis.trend import FEW_RUNS, TESTED, WITH_ALL, Row, Trend, describe
 from nanalyze.analysis.trend.changes import LEAST_RUNS, Drift, Finding, Step
 from nanalyze.analysis.trend.marks import Mark
 from nanalyze.analysis.trend.read import Measured, Point
@@ -111,15 +111,21 @@ def headline(trend: Trend) -> list[str]:
     found = trend.found
     if len(trend.points) < LEAST_RUNS:
         return [*lines, f"Fewer than {LEAST_RUNS} runs: no change is looked for."]
-    tested = sum(row.tested == TESTED for row in trend.rows)
+    tested = sum(row.tested in (TESTED, WITH_ALL) for row in trend.rows)
     steps, drifts = sum(bool(row.finding.steps) for row in found), sum(row.finding.drift is not None for row in found)
     lines.append(
         f"Of {tested:,} series {steps:,} changed from one run to the next and {drifts:,} "
         f"{'drifts' if drifts == 1 else 'drift'}; in a job where nothing changed one of twenty trends would show "
         "anything at all."
     )
-    if not trend.clock_known:
-        lines.append("No clock was read in some runs: where it stayed low for several runs, that looks like a change.")
+    together = sum(row.tested == WITH_ALL for row in trend.rows)
+    if together:
+        lines.append(
+            f"{together:,} series moved as all kernels do. A clock does that, and in some runs none was read, so these "
+            "are neither changed nor unchanged: record with the layer device_state."
+        )
+    elif not trend.clock_known:
+        lines.append("No clock was read in some runs: what moves all kernels together would not be told from it.")
     return lines
 
 
@@ -158,7 +164,9 @@ def happened(row: Row, trend: Trend) -> str:
     if present[-1] < len(trend.points) - 1:
         parts.append(f"gone after run {present[-1] + 1}")
     parts += [f"{how} from run {run + 1}" for run, how in row.series.renamed.items()]
-    if row.tested not in (TESTED, FEW_RUNS):
+    if row.tested == WITH_ALL:
+        parts.append(f"undetermined: {row.tested}")
+    elif row.tested not in (TESTED, FEW_RUNS):
         parts.append(f"not tested: {row.tested}")
     return "; ".join(parts) or values.DASH
 

@@ -136,6 +136,8 @@ def method(trend: Trend) -> list[str]:
         f"{changes.DRIFT_RATE:g}.",
         "What follows the mean SM clock of the runs is regressed out before."
         if trend.clock_known
-        else "The clock of some runs is not known, so it could not be regressed out.",
+        else "The clock of some runs is not known. In its place what moves all kernels together, where anything does, "
+        "is regressed out (the first principal component, by parallel analysis); what changed only with it is "
+        "undetermined.",
         "A mark at the same run as a change is a suspect, not a proof.",
     ]
