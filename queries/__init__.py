@@ -244,8 +244,8 @@ def users_of(relations: tuple[str, ...]) -> frozenset[str]:
 
 
 def named_in(statement: str) -> frozenset[str]:
-    """Views that an SQL statement may read: their names stand in it."""
-    return frozenset(_words(statement) & set(VIEWS))
+    """Views that an SQL statement may read: their names stand in it, in any case."""
+    return frozenset(_words(statement.lower()) & set(VIEWS))
 
 
 def _words(sql: str) -> set[str]:

@@ -128,7 +128,7 @@ def test_what_tracing_adds_to_a_kernel_is_taken_off(compared: pd.DataFrame, run:
     own = compared[compared["counter"] == "inst"]
     small = own[(own["exact"] / own["id"].map(warps) == 23) & (own["exact"] > 1e7)]
     assert len(small) == 2
-    assert small["error"].max() < 0.05
+    assert small["error"].max() < 0.08
 
 
 def test_samples_that_were_cut_short_are_left_out(run: na.Run) -> None:

@@ -45,7 +45,7 @@ def to_dict(trend: Trend, outcomes: Sequence[Outcome] = ()) -> dict[str, Any]:
             "runs": [_run(point, day) for point, day in zip(trend.points, trend.days, strict=True)],
             "marks": [vars(mark) for mark in trend.marks],
             "series": [_series(row) for row in trend.rows],
-            "gates": [_gate(outcome) for outcome in outcomes],
+            "gates": [outcome.to_dict() for outcome in outcomes],
         }
     )
     return found
@@ -85,19 +85,6 @@ def _series(row: Row) -> dict[str, Any]:
 
 def _measured(value: Measured | None) -> dict[str, Any] | None:
     return None if value is None else {"ns": value.value, "low_ns": value.low, "high_ns": value.high}
-
-
-def _gate(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "gate": outcome.gate.text,
-        "subject": outcome.subject,
-        "status": outcome.status,
-        "threshold": outcome.gate.threshold,
-        "value": outcome.value,
-        "low": outcome.low,
-        "high": outcome.high,
-        "reason": outcome.reason,
-    }
 
 
 # --- for people ------------------------------------------------------------------------------------
