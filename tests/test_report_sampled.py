@@ -112,8 +112,19 @@ def test_the_quality_of_the_estimates_is_shown(directory: Path) -> None:
 def test_exact_counters_stand_beside_the_estimates(directory: Path) -> None:
     (row,) = summary(directory)["sampling"]["against_exact"]
     assert (row["counter"], row["kernel_classes"]) == ("inst", 1)
-    assert row["weighted_difference_pct"] == row["median_difference_pct"]
+    assert row["weighted_difference_pct"] == pytest.approx(row["median_difference_pct"])
     assert len(table(directory, "sampled_against_exact")) == 1
+
+
+def test_kernels_that_hardly_count_do_not_outweigh_the_others() -> None:
+    rows = [
+        {"counter": "c", "unit": "%", "time_share": share, "exact": exact, "sampled": sampled, "is_inside": True,
+         "difference_pct": 100 * sampled / exact - 100}
+        for share, exact, sampled in ((0.5, 80.0, 76.0), (0.3, 40.0, 44.0), (0.2, 0.01, 1.0))
+    ]  # fmt: skip
+    (row,) = sampling.against_exact(rows)
+    assert row["median_difference_pct"] == pytest.approx(5)
+    assert row["weighted_difference_pct"] == pytest.approx(100 * (2 + 1.2 + 0.198) / (40 + 12 + 0.002))
 
 
 def test_drift_is_shown(directory: Path) -> None:
