@@ -36,6 +36,8 @@ FAKE_CALLS_KEPT = 100_000  # of launch times, since the fake's launches are slow
 NOISE_MIB = 8.0  # resident memory goes up and down by some: no growth by less is told from none
 END_S = 45.0  # of --within-s: for importing PyTorch, for the last children, and for the account
 ACCOUNT_S = 15.0  # of that
+# By the module, since an installation into a folder of its own has no script beside the interpreter.
+NANALYZE = (sys.executable, "-c", "from nanalyze.commands import main; main()")
 STARTS = "soak_starts_the_recorder"  # the module by whose import a fake job says that it turns to CUDA
 
 Batches = NDArray[np.int64]  # (steps, 2): beginning and end in ns
@@ -264,8 +266,7 @@ def soak(out: Path, options: argparse.Namespace) -> int:
     """Run, watch, and account; the exit code."""
     (out / "launches").mkdir(parents=True)
     (out / f"{STARTS}.py").touch()
-    nanalyze = str(Path(sys.executable).with_name("nanalyze"))
-    command = [nanalyze, "record", "-o", str(out / "run"), "--pause", str(options.pause), "--start-on", STARTS]
+    command = [*NANALYZE, "record", "-o", str(out / "run"), "--pause", str(options.pause), "--start-on", STARTS]
     command += [] if options.no_samples else ["--samples"]
     seconds = 60 * options.minutes if options.within_s is None else options.within_s - END_S
     command += ["--", sys.executable, __file__, str(out), "--job", str(seconds)]

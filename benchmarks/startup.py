@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-NANALYZE = str(Path(sys.executable).with_name("nanalyze"))
+# By the module, since an installation into a folder of its own has no script beside the interpreter.
+NANALYZE = (sys.executable, "-c", "from nanalyze.commands import main; main()")
 TRIGGER = "startup_turns_to_cuda"  # the module by whose import the fake job says so
 MOST_NO_CUDA_S, MOST_START_S, MOST_EXIT_S = 0.05, 0.5, 1.0
 
@@ -82,7 +83,8 @@ class Times:
 def run(words: list[str], folder: Path, **variables: str) -> Times:
     """Run a job; one that prints nothing has neither a start nor an end of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NANALYZE", "PYTHONPATH"))}
-    env = {**clean, "PYTHONPATH": str(folder), "PYTHONWARNINGS": "ignore", **variables}
+    paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    env = {**clean, "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore", **variables}
     started = time.monotonic()
     done = subprocess.run(words, env=env, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
     ended = time.monotonic()
@@ -126,7 +128,7 @@ def no_cuda(folder: Path, rounds: int) -> bool:
     )
     found: tuple[list[Times], list[Times]] = ([], [])
     for _ in range(rounds):
-        for times, before in zip(found, ([], [NANALYZE, "record", "-q", "-o", "none", "--"]), strict=True):
+        for times, before in zip(found, ([], [*NANALYZE, "record", "-q", "-o", "none", "--"]), strict=True):
             done = subprocess.run(
                 [*before, sys.executable, str(script)], cwd=folder, stdout=subprocess.PIPE, text=True, check=True
             )
@@ -145,7 +147,7 @@ def main() -> None:
         (folder / f"{TRIGGER}.py").touch()
         (folder / "job.py").write_text(textwrap.dedent(TORCH if options.torch else FAKE) + textwrap.dedent(WORK))
         fits = [no_cuda(folder, options.rounds)]
-        record = [NANALYZE, "record", "-q", "--force", "-o", "run", "--flush", "0.05", "--start-on", TRIGGER, "--"]
+        record = [*NANALYZE, "record", "-q", "--force", "-o", "run", "--flush", "0.05", "--start-on", TRIGGER, "--"]
         for writes, launches in ((0, 0), (0, 100_000), (0, 500_000), (200, 0)):
             bare = [sys.executable, "job.py", str(writes), str(launches)]
             times = pairs(bare, [*record, *bare], folder, options.rounds)

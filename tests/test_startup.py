@@ -23,7 +23,7 @@ _spec.loader.exec_module(startup)
 def test_the_recorded_job_writes_all_that_it_leaves_to_the_end(tmp_path: Path) -> None:
     (tmp_path / f"{startup.TRIGGER}.py").touch()
     (tmp_path / "job.py").write_text(textwrap.dedent(startup.FAKE) + textwrap.dedent(startup.WORK))
-    record = [startup.NANALYZE, "record", "-q", "-o", "run", "--start-on", startup.TRIGGER, "--"]
+    record = [*startup.NANALYZE, "record", "-q", "-o", "run", "--start-on", startup.TRIGGER, "--"]
     times = startup.run([*record, sys.executable, "job.py", "2", "100000"], tmp_path)
     assert 0 < times.start < times.whole
     assert 0 < times.exit < times.whole
