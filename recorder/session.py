@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nanalyze.recorder import ceilings, device, identity, nvtx, ranges
+from nanalyze.recorder import account, ceilings, device, identity, nvtx, ranges
 from nanalyze.recorder import cupti as cu
 from nanalyze.recorder.coexistence import Coexistence
 from nanalyze.recorder.exact import Measurement
@@ -40,7 +40,6 @@ DRAIN_S = 0.25  # how often full buffers are fetched: at 500,000 launches a seco
 OPEN_PATIENCE_S = 10.0  # for the run directory, at the job's first use of CUDA
 SYNCHRONIZE_PATIENCE_S = 10.0
 END_PATIENCE_S = 30.0  # for kernels and disk together; a disk that stands still must not keep the job from ending
-BUDGET_NOTED_AFTER_S = 30.0  # starting and ending take more than their share of a shorter recording
 LEAST_FOR_SAMPLES = 0.25  # of the budget, where the timeline takes it all
 
 
@@ -497,13 +496,16 @@ class Recorder:
             self._complain(f"internal error, please report it: {type(error).__name__}: {error}", "timeline")
         self._take_notices()
         self._take_samples()
-        self._note_samples()
-        self._note_exact()
+        if self._samples is not None:
+            account.of_samples(self._writer, self._samples)
+            self._cpu_ns += self._samples.cpu_ns
+        if self._exact is not None:
+            account.of_exact(self._writer, self._exact.tally)
         self._add_ranges(self._ranges.take(also_open=True), last=True)
         self._restore_run_file()
         self._writer.flush()
         self._cpu_ns += time.thread_time_ns() - started_cpu
-        self._note_cost()
+        account.of_cost(self._writer, self.settings, self._cpu_ns, time.time_ns() - self._started_ns)
         self._writer.shards["processes"] += 1  # the row counts the shard that it is itself in
         row = self._process_row(ended_ns=time.time_ns(), ending=ending)
         self._writer.shards["processes"] -= 1
@@ -518,7 +520,8 @@ class Recorder:
             timeline.stop()
             self._resolve_exact(last=True)
             self._observe_devices()
-            self._note_losses(timeline)
+            self._report_trouble(timeline)
+            account.of_timeline(self._writer, timeline)
             if self.settings.detach and goes_on:
                 timeline.detach()
 
@@ -526,64 +529,6 @@ class Recorder:
         """Say what the timeline could not do, once each."""
         while timeline.trouble:
             self._complain(timeline.trouble.pop(0), "timeline")
-
-    def _note_losses(self, timeline: Timeline) -> None:
-        self._report_trouble(timeline)
-        if timeline.odd:
-            text = "records with an end before their start; they have no times"
-            self._writer.event("timeline", "odd_record", text, timeline.odd)
-        if timeline.dropped:
-            self._writer.event("timeline", "loss", "records dropped by CUPTI, in all", timeline.dropped)
-        if timeline.clock.lost:
-            text = "launches whose time was lost: the recorder could not keep up"
-            self._writer.event("timeline", "loss", text, timeline.clock.lost)
-        if timeline.refused_buffers:
-            text = "times CUPTI found no free buffer: the recorder could not keep up"
-            self._writer.event("timeline", "loss", text, timeline.refused_buffers)
-        if timeline.lost_bytes:
-            text = "bytes of activity buffers that could not be decoded"
-            self._writer.event("timeline", "loss", text, timeline.lost_bytes)
-        for table, count in self._writer.lost.items():
-            self._writer.event("recorder", "loss", f"rows of {table} dropped because the disk did not take them", count)
-
-    def _note_samples(self) -> None:
-        if self._samples is None:
-            return
-        for ordinal, (expected, received) in self._samples.losses.items():
-            text = f"samples received of about {expected} expected on device {ordinal}"
-            self._writer.event("samples", "note", text, received)
-        if self._samples.overflows:
-            text = "times the hardware buffer overflowed: samples are missing"
-            self._writer.event("samples", "loss", text, self._samples.overflows)
-        self._cpu_ns += self._samples.cpu_ns
-
-    def _note_cost(self) -> None:
-        """Say where the budget was not kept: the timeline cannot do with less than it needs."""
-        elapsed_s = (time.time_ns() - self._started_ns) / 1e9
-        used_pct = self._cpu_ns / 1e7 / elapsed_s
-        if elapsed_s > BUDGET_NOTED_AFTER_S and used_pct > 1.1 * self.settings.cpu_budget_pct:
-            text = (
-                f"the recorder took {used_pct:.2g} % of a core, more than the {self.settings.cpu_budget_pct:g} % "
-                f"that overhead_pct={self.settings.overhead_pct:g} allows: "
-                "decoding the timeline costs by the launch and only sampling can be made to take less"
-            )
-            self._writer.event("recorder", "note", text)
-
-    def _note_exact(self) -> None:
-        if self._exact is None:
-            return
-        tally = self._exact.tally
-        note = self._writer.event
-        note("exact", "note", f"launches measured, taking {tally.spent_ns / 1e9:.3f} s in all", tally.measured)
-        if tally.over_budget:
-            note("exact", "note", "due launches left unmeasured: the budget was spent", tally.over_budget)
-        if tally.discarded:
-            note("exact", "loss", "measurements discarded: another thread launched at the same time", tally.discarded)
-        if tally.unfinished_graphs:
-            note("exact", "loss", "graphs that were not launched often enough for all passes", tally.unfinished_graphs)
-        if tally.skipped["communication"]:
-            text = "kernel shapes not measured because they are collectives"
-            note("exact", "note", text, tally.skipped["communication"])
 
     def __enter__(self) -> Recorder:
         return self

@@ -16,7 +16,7 @@ import pytest
 from fake_gpu import FakeGpu, final_process, read_table
 
 from nanalyze import analysis, recorder
-from nanalyze.recorder import identity, pauses, session, settings
+from nanalyze.recorder import account, identity, pauses, session, settings
 from nanalyze.recorder.cupti import CuptiError
 from nanalyze.recorder.pauses import Pauses, Steps
 from nanalyze.rundir.errors import RecorderError
@@ -421,7 +421,7 @@ def test_sampling_gets_what_the_timeline_leaves_but_never_nothing(
 
 
 def test_a_budget_that_was_not_kept_is_noted(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "BUDGET_NOTED_AFTER_S", 0.0)
+    monkeypatch.setattr(account, "BUDGET_NOTED_AFTER_S", 0.0)
     run_dir = tmp_path / "run"
     with recorder.record(run_dir, overhead_pct=0.001):
         gpu.launch()
