@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -50,6 +51,25 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield gpu
     recorder.stop()
     gpu.close()
+
+
+@pytest.fixture
+def measuring_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """A fake GPU whose work takes the time it is told; no launcher's variables, files and locks in `tmp_path`."""
+    from fake_measuring import MeasuringGpu
+
+    from nanalyze import recorder
+
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NANALYZE_LOCK_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    gpu = MeasuringGpu()
+    gpu.install(monkeypatch)
+    yield gpu
+    recorder.stop()
+    gpu.close()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("nanalyze")]
 
 
 def pytest_configure() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 from fake_gpu import CONTEXT, UUID_TEXT, FakeBindings, FakeGpu, FakeNvml
 
 GPU_UUID = f"GPU-{UUID_TEXT}"
@@ -124,3 +125,12 @@ class MeasuringGpu(FakeGpu):
         """Launch a kernel."""
         self.log.append(name)
         self.launch(name, (grid, 1, 1), duration_ns=duration_ns)
+
+
+def value(table: pd.DataFrame, metric: str, variant: str, **parameters: Any) -> Any:
+    """The one value of a metric of a variant in the table of a measurement, for these parameters."""
+    rows = table[(table["metric"] == metric) & (table["variant"] == variant)]
+    for name, wanted in parameters.items():
+        rows = rows[rows[name] == wanted]
+    assert len(rows) == 1, rows
+    return rows.iloc[0]["value"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,15 +22,8 @@ METRICS = [f"unit__{letter}.sum" for letter in "abcdefghijkl"]  # the fake count
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MeasuringGpu]:
-    for name in ("RANK", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    gpu = MeasuringGpu()
-    gpu.install(monkeypatch)
-    yield gpu
-    recorder.stop()
-    gpu.close()
+def gpu(measuring_gpu: MeasuringGpu) -> MeasuringGpu:
+    return measuring_gpu
 
 
 def test_cold_empties_l2_before_each_range(gpu: MeasuringGpu) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from fake_gpu import read_table
-from fake_measuring import MeasuringGpu
+from fake_measuring import MeasuringGpu, value
 
 import nanalyze.analysis as na
 from nanalyze import commands, recorder
@@ -25,32 +23,9 @@ from nanalyze.rundir.measurement import WARM_UP
 METRIC = "unit__a.sum"
 
 
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No launcher's variables, locks in a folder of the test's, no recording left behind."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NANALYZE_LOCK_DIR", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    yield
-    recorder.stop()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("nanalyze")]
-
-
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[MeasuringGpu]:
-    gpu = MeasuringGpu()
-    gpu.install(monkeypatch)
-    yield gpu
-    gpu.close()
-
-
-def value(table: pd.DataFrame, metric: str, variant: str, **parameters: Any) -> Any:
-    rows = table[(table["metric"] == metric) & (table["variant"] == variant)]
-    for name, wanted in parameters.items():
-        rows = rows[rows[name] == wanted]
-    assert len(rows) == 1, rows
-    return rows.iloc[0]["value"]
+def gpu(measuring_gpu: MeasuringGpu) -> MeasuringGpu:
+    return measuring_gpu
 
 
 # --- times -------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Each test is named after the example in nsight-python's repository that it stand
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,8 @@ RUNS = 3
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MeasuringGpu]:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    gpu = MeasuringGpu()
-    gpu.install(monkeypatch)
-    yield gpu
-    recorder.stop()
-    gpu.close()
+def gpu(measuring_gpu: MeasuringGpu) -> MeasuringGpu:
+    return measuring_gpu
 
 
 def matmul(gpu: MeasuringGpu, n: int, factor: float = 1.0) -> int:
