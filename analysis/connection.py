@@ -63,8 +63,16 @@ def fill_attribution(connection: duckdb.DuckDBPyConnection, found: catalog.Catal
 
 
 def attributed(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> dict[str, pa.Table]:
-    """The relations of attributed samples. Only reads, but for temporary tables. Raises duckdb.Error."""
-    return attribution.attribute(connection, found.extra_columns.get("samples", []), found.shards)
+    """The relations of attributed samples, rolled-up ones included.
+
+    Only reads, but for temporary tables. Raises duckdb.Error.
+    """
+    made = attribution.attribute(connection, found.extra_columns.get("samples", []), found.shards)
+    if not found.shards["sampled_windows"]:
+        return made
+    from nanalyze.analysis import rolled_samples  # which opens runs itself
+
+    return rolled_samples.with_rolled_up(connection, made)
 
 
 def fill_overhead(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
