@@ -1,6 +1,7 @@
 """The samples layer: counters of whole devices, always on, at a bounded cost.
 
-Groups of counters that fit one pass take turns, a window each. After a window the sampler rests as
+Groups of counters that fit one pass take turns, a window each; every other window is the first group's, once
+each had one. After a window the sampler rests as
 long as the CPU budget demands, so dear groups run less often and cheap ones almost all the time.
 Everything happens on a thread of its own; decoding a window does not delay the timeline.
 """
