@@ -99,10 +99,20 @@ def _checked(path: Path, option: click.Option, value: Any) -> Any:
     return ",".join(value) if isinstance(value, list) else value
 
 
+class _Option(click.Option):
+    """Click's, whose 8.2.0 and 8.2.1 take any value of a switch's variable for on, NANALYZE_SAMPLES=0 too."""
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        if not self.is_bool_flag:
+            return super().value_from_envvar(ctx)
+        value = self.resolve_envvar_value(ctx)
+        return None if value is None else click.BOOL.convert(value, self, ctx)
+
+
 def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
     """A click option that is also an environment variable: NANALYZE_ and the long name."""
     variable = "NANALYZE_" + name.removeprefix("--").split("/")[0].replace("-", "_").upper()
-    return click.option(*short, name, envvar=variable, **settings)
+    return click.option(*short, name, cls=_Option, envvar=variable, **settings)
 
 
 @click.command("record", cls=JobCommand)
