@@ -105,7 +105,7 @@ class _Option(click.Option):
     def value_from_envvar(self, ctx: click.Context) -> Any:
         if not self.is_bool_flag:
             return super().value_from_envvar(ctx)
-        value = self.resolve_envvar_value(ctx)
+        value = click.Parameter.resolve_envvar_value(self, ctx)
         return None if value is None else click.BOOL.convert(value, self, ctx)
 
 

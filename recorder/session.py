@@ -118,7 +118,7 @@ class Recorder:
     def _open_run(self) -> None:
         """Create the run directory; refuse one that holds another job's data."""
         job = identity.job()
-        if self.run_dir.is_dir() and any(self.run_dir.iterdir()):
+        if self.run_dir.is_dir() and not all(map(runfile.is_unfinished, self.run_dir.iterdir())):
             existing = runfile.read(self.run_dir)
             same_job = bool(job) and existing.get("settings", {}).get("job") == job
             if not (self.settings.append or same_job):

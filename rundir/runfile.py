@@ -52,6 +52,11 @@ def create(run_dir: Path, source: str, settings: dict[str, Any]) -> dict[str, An
     return content if is_first else read(run_dir)
 
 
+def is_unfinished(path: Path) -> bool:
+    """Whether it is a run file that another process, which starts at the same moment, has not published yet."""
+    return path.name.startswith(f".{RUN_FILE}.")
+
+
 def read(run_dir: Path) -> dict[str, Any]:
     """The checked content of `run_dir/run.json`.
 

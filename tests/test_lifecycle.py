@@ -17,6 +17,7 @@ from fake_gpu import FakeGpu, final_process, read_table, shard_paths, shards_cla
 
 from nanalyze import analysis, recorder
 from nanalyze.recorder import lifecycle, ranges
+from nanalyze.rundir import runfile
 
 TESTS = Path(__file__).parent
 
@@ -353,3 +354,17 @@ def test_a_second_stop_waits_for_the_first(gpu: FakeGpu, tmp_path: Path, monkeyp
     for thread in (first, second):
         thread.join(10)
     assert shards_on_disk(tmp_path / "run")["kernels"] == 1
+
+
+def test_a_run_that_another_rank_is_about_to_make_is_joined(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run file lies there under a passing name, and so does not yet make a run."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / f".{runfile.RUN_FILE}.4711.abc").write_text("{")
+    with recorder.record(run_dir):
+        gpu.launch()
+    assert runfile.read(run_dir)["settings"]["job"]
+    assert len(list((run_dir / "kernels").iterdir())) == 1
