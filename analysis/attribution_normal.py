@@ -139,7 +139,7 @@ def equations(
     if first is not None:
         _number_blocks(cursor, groups := [_divided(group, layout.columns) for group in groups])
         made = [_empty(device, group, terms, layout) for group in groups]
-        _add_all(cursor, made, design.in_order(cursor, device.owners, shards, assigned), width)
+        _add_all(cursor, made, design.in_order(cursor, device.owners, shards, assigned), layout, width)
     return made
 
 
@@ -379,6 +379,7 @@ def _add_all(
     cursor: duckdb.DuckDBPyConnection,
     made: Sequence[Equations],
     launches: Iterator[Columns],
+    layout: design.Layout,
     width: int,
 ) -> None:
     """Add all samples to the blocks of their equations, some thousand at a time."""
@@ -389,7 +390,7 @@ def _add_all(
     # the rest run without the interpreter's lock.
     with ThreadPoolExecutor(1) as pool:
         adding: Future[None] | None = None
-        for part, matrix in design.designs(samples, launches, design.Layout(len(made[0].terms), made[0].blocks.owner)):
+        for part, matrix in design.designs(samples, launches, layout):
             rows = _sample_rows(cursor, samples.number[part], counters, width)
             if adding is not None:
                 adding.result()

@@ -94,12 +94,17 @@ def fill_launches(
         scan = launch_scan.scan(connection, found, buckets)
     except (launch_scan.Unscannable, pa.ArrowException, OSError):
         return None
-    for view, table in scan.views.items():
-        connection.register(f"scanned{view}", table)
-    keep(connection, {view: f"scanned{view}" for view in scan.views})
-    for view in scan.views:
-        connection.unregister(f"scanned{view}")
+    _keep_rows(connection, scan.views)
     return scan
+
+
+def _keep_rows(connection: duckdb.DuckDBPyConnection, views: Mapping[str, pa.Table]) -> None:
+    """Rows in place of the views of these names."""
+    for view, table in views.items():
+        connection.register(f"scanned{view}", table)
+    keep(connection, {view: f"scanned{view}" for view in views})
+    for view in views:
+        connection.unregister(f"scanned{view}")
 
 
 def fill_streams(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
@@ -113,9 +118,7 @@ def fill_streams(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) 
         table = launch_streams.stream_times(connection, found)
     except (launch_streams.Unscannable, pa.ArrowException, OSError):
         return
-    connection.register("streamed", table)
-    keep(connection, {launch_streams.VIEW: "streamed"})
-    connection.unregister("streamed")
+    _keep_rows(connection, {launch_streams.VIEW: table})
 
 
 def device_use(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog, buckets: int) -> pa.Table | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from nanalyze.recorder import buffers, clocks, device
 from nanalyze.recorder import cupti as cu
-from nanalyze.recorder.patience import within
+from nanalyze.recorder.patience import result_within
 from nanalyze.rundir.errors import RecorderError
 
 OK, PROBLEM, NOTE = "ok", "problem", "note"
@@ -301,10 +301,9 @@ def _holders(root: Path) -> Iterator[Check]:
 
 def _disk(folder: Path, root: Path) -> Iterator[Check]:
     """Whether a run can be written to `folder`; a file system that stands still would hold up a job's start."""
-    checks: list[Check] = []
-    if within(DISK_PATIENCE_S, lambda: checks.extend(_safely("disk", lambda: _disk_in_time(folder, root)))):
-        yield from checks
-    else:
+    try:
+        yield from result_within(DISK_PATIENCE_S, lambda: _safely("disk", lambda: _disk_in_time(folder, root)))
+    except TimeoutError:
         found = f"{folder.absolute()}: does not answer for {DISK_PATIENCE_S:g} s"
         yield Check("disk", PROBLEM, found, "check the mount, or choose another file system with -o")
 

@@ -78,6 +78,7 @@ gathered AS (
         a.merged_terms,
         t.total_ns, t.mean_ns,
         c.* EXCLUDE (kernel_class_id, launches_measured),
+        COALESCE(c.l2_slices_pct, c.l2_pct) AS l2_level_pct,
         o.theoretical_occupancy_pct, o.occupancy_limiter, o.waves, o.sm_count
     FROM ids AS i
     LEFT JOIN kernel_classes AS k ON k.kernel_class_id = i.kernel_class_id
@@ -93,9 +94,7 @@ ranked AS (
         -- memory_pct is the maximum over its parts, so the level that binds is the one that equals
         -- it. The largest is not: lts__throughput has parts that memory_pct leaves out, and stands
         -- at 89 % in a copy whose memory_pct of 84 % is DRAM's.
-        least(
-            abs(dram_pct - memory_pct), abs(COALESCE(l2_slices_pct, l2_pct) - memory_pct), abs(l1_pct - memory_pct)
-        ) AS level_gap,
+        least(abs(dram_pct - memory_pct), abs(l2_level_pct - memory_pct), abs(l1_pct - memory_pct)) AS level_gap,
         greatest(dram_pct, l2_pct, l2_slices_pct, l1_pct) AS highest_level_pct,
         greatest(
             pipe_tensor_pct, pipe_fma_pct, pipe_alu_pct, pipe_fp64_pct, pipe_xu_pct, pipe_lsu_pct, pipe_adu_pct,
@@ -108,7 +107,7 @@ levelled AS (
         *,
         CASE level_gap
             WHEN abs(dram_pct - memory_pct) THEN 'DRAM'
-            WHEN abs(COALESCE(l2_slices_pct, l2_pct) - memory_pct) THEN 'L2'
+            WHEN abs(l2_level_pct - memory_pct) THEN 'L2'
             WHEN abs(l1_pct - memory_pct) THEN 'L1'
         END AS top_level
     FROM ranked
@@ -123,7 +122,7 @@ SELECT
     top_level,
     CASE top_level
         WHEN 'DRAM' THEN dram_pct
-        WHEN 'L2' THEN COALESCE(l2_slices_pct, l2_pct)
+        WHEN 'L2' THEN l2_level_pct
         WHEN 'L1' THEN l1_pct
     END AS top_level_pct,
     pipe_tensor_pct, pipe_fma_pct, pipe_alu_pct, pipe_fp64_pct, pipe_xu_pct, pipe_lsu_pct, pipe_adu_pct,
