@@ -6,6 +6,8 @@ launches and what was done to the caches and clocks.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,3 +136,17 @@ def value(table: pd.DataFrame, metric: str, variant: str, **parameters: Any) -> 
         rows = rows[rows[name] == wanted]
     assert len(rows) == 1, rows
     return rows.iloc[0]["value"]
+
+
+def fails_half_way(gpu: MeasuringGpu, call: int, message: str) -> Callable[[], None]:
+    """A function of two kernels, 100 and 50 ns, whose call of this number runs out of memory between them."""
+    calls = itertools.count(1)
+
+    def work() -> None:
+        number = next(calls)
+        gpu.run("a", 100)
+        if number == call:
+            raise MemoryError(message)
+        gpu.run("b", 50)
+
+    return work

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from decimal import Decimal
@@ -20,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
+from scripts import benchmark
 
 from nanalyze.importers import kineto, kineto_json, kineto_numbers, kineto_spool, kineto_stream, registry
 from nanalyze.importers.kineto_clock import Collectives, offsets
@@ -31,11 +30,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 REAL_TRACES = Path(os.environ.get("NANALYZE_REAL_TRACES") or REPOSITORY.parent / "shared" / "real-traces") / "kineto"
 BASE = 1_700_000_000_000_000_000
 
-_spec = importlib.util.spec_from_file_location("make_kineto", REPOSITORY / "benchmarks" / "make_kineto.py")
-assert _spec is not None
-assert _spec.loader is not None
-make_kineto = sys.modules["make_kineto"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(make_kineto)
+make_kineto = benchmark("make_kineto")
 
 Row = dict[str, Any]
 

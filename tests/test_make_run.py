@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
+from scripts import benchmark
 
 import nanalyze.analysis as na
 from nanalyze.analysis import attribution, launch_scan
 
-
-def _benchmark(name: str) -> Any:
-    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-make_run = _benchmark("make_run")
-scale = _benchmark("scale")
+make_run = benchmark("make_run")
+scale = benchmark("scale")
 OPTIONS = make_run.Options(launches=25_001, classes=800, processes=2, shard_rows=5_000, sample_ns=1_000_000)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from fake_gpu import read_table
-from fake_measuring import MeasuringGpu, value
+from fake_measuring import MeasuringGpu, fails_half_way, value
 
 import nanalyze.analysis as na
 from nanalyze import commands, recorder
@@ -380,16 +380,8 @@ def test_ctrl_c_ends_everything_and_writes(gpu: MeasuringGpu, tmp_path: Path) ->
 
 
 def test_a_call_that_fails_half_way_counts_for_nothing(gpu: MeasuringGpu) -> None:
-    calls = []
-
-    def f() -> None:
-        calls.append(1)
-        gpu.run("a", 100)
-        if len(calls) == 4:
-            raise MemoryError("CUDA out of memory")
-        gpu.run("b", 50)
-
-    result = recorder.measure({"f": f, "g": lambda: gpu.run("c", 10)}, repetitions=6, warmup=0, counters=None)
+    functions = {"f": fails_half_way(gpu, 4, "CUDA out of memory"), "g": lambda: gpu.run("c", 10)}
+    result = recorder.measure(functions, repetitions=6, warmup=0, counters=None)
     table = result.to_pandas().query("metric == 'total_ns'").set_index("variant")
     assert (table["value"]["f"], table["repetitions"]["f"]) == (150, 3)
     assert (table["value"]["g"], table["repetitions"]["g"]) == (10, 6)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import benchmark
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-_spec = importlib.util.spec_from_file_location("benchmark_measure", BENCHMARKS / "measure.py")
-assert _spec is not None
-assert _spec.loader is not None
-measure = importlib.util.module_from_spec(_spec)
-sys.modules["benchmark_measure"] = measure
-_spec.loader.exec_module(measure)
-sys.path.remove(str(BENCHMARKS))
+measure = benchmark("measure")
 
 LABELS = ["2048 float32", "4096 float32", "8192 float32"]
 

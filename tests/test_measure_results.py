@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_cupti import value_of
-from fake_measuring import MeasuringGpu, value
+from fake_measuring import MeasuringGpu, fails_half_way, value
 
 import nanalyze.analysis as na
 from nanalyze import recorder
@@ -211,16 +211,8 @@ def test_measurements_of_one_configuration_in_one_run_are_not_mixed(gpu: Measuri
 
 
 def test_comparing_a_variant_that_failed_is_warned_of(gpu: MeasuringGpu) -> None:
-    calls = []
-
-    def f() -> None:
-        calls.append(1)
-        gpu.run("a", 100)
-        if len(calls) == 12:
-            raise MemoryError("out of memory")
-        gpu.run("b", 50)
-
-    result = recorder.measure({"f": f, "g": lambda: gpu.run("c", 10)}, repetitions=12, warmup=0, counters=None)
+    functions = {"f": fails_half_way(gpu, 12, "out of memory"), "g": lambda: gpu.run("c", 10)}
+    result = recorder.measure(functions, repetitions=12, warmup=0, counters=None)
     check = next(check for check in result.compare("f", "g").checks if check.subject == "failures")
     assert (check.level, check.a, check.b) == ("warning", "MemoryError: out of memory", "none")
 

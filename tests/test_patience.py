@@ -25,15 +25,6 @@ TESTS = Path(__file__).parent
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
-    gpu = FakeGpu()
-    gpu.install(monkeypatch)
-    yield gpu
-    recorder.stop()
-    gpu.close()
-
-
-@pytest.fixture
 def released() -> Iterator[threading.Event]:
     """What a test has stand still goes on when this is set, at the latest at its end, and ends before the fake GPU."""
     event = threading.Event()

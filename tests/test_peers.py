@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import benchmark
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 QUESTIONS = ("classes", "gaps", "busy", "overlap")
 
 
 @pytest.fixture(scope="module")
 def peers() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("peers", BENCHMARKS / "peers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["peers"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module: ModuleType = benchmark("peers")
     return module
 
 

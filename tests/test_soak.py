@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,14 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_gpu import read_table, shard_paths
+from scripts import benchmark
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "soak.py"
-_spec = importlib.util.spec_from_file_location("soak", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-soak = importlib.util.module_from_spec(_spec)
-sys.modules["soak"] = soak
-_spec.loader.exec_module(soak)
+soak = benchmark("soak")
 
 
 def readings(*files: int, mib_per_s: float = 0.0) -> list[soak.Reading]:

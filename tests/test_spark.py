@@ -9,17 +9,16 @@ import importlib.util
 import math
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from trace import T0
-from typing import Any
 
 import pyarrow as pa
 import pytest
 import test_queries
 from click.testing import CliRunner, Result
+from scripts import benchmark
 
 import nanalyze.analysis as na
 from nanalyze import commands, queries
@@ -40,16 +39,6 @@ if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:.*PySpark does not:FutureWarning")
 
 
-def _benchmark(name: str) -> Any:
-    specification = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a cluster with two workers of one core."""
@@ -57,7 +46,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         warnings.simplefilter("ignore")
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         patch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 2g pyspark-shell")
-        with _benchmark("spark").cluster(2, "1g", tmp_path_factory.mktemp("cluster")) as cluster:
+        with benchmark("spark").cluster(2, "1g", tmp_path_factory.mktemp("cluster")) as cluster:
             yield cluster.url
             from pyspark.sql import SparkSession
 

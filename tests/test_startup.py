@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import textwrap
 from pathlib import Path
@@ -10,14 +9,9 @@ from typing import Any
 
 import pytest
 from fake_gpu import final_process, read_table
+from scripts import benchmark
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "startup.py"
-_spec = importlib.util.spec_from_file_location("startup", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-startup = importlib.util.module_from_spec(_spec)
-sys.modules["startup"] = startup
-_spec.loader.exec_module(startup)
+startup = benchmark("startup")
 
 
 def test_the_recorded_job_writes_all_that_it_leaves_to_the_end(tmp_path: Path) -> None:
