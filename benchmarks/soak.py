@@ -7,7 +7,8 @@
 `nanalyze record` runs a job that launches a counted kernel `--rate` times a second, in annotated steps, with
 samples on; every `--children-s` seconds a child comes, launches for half that time, and goes. Meanwhile the
 resident memory and the open files of the job's first process, recorder included, are read from /proc, and
-printed with the launches made and written so far. In the end the launches that the processes counted must be
+printed with the launches made and written so far. The job runs for `--bare-s` without the recorder first: what
+its resident memory is above that is the recorder's. In the end the launches that the processes counted must be
 those in the run, those that the recorder says it lost, and those made in its pauses. Exit code 1 if they are
 not, if memory grows by more than `--most-mib-per-h` (where it was watched for long enough to tell), or if files
 stay open.
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +36,7 @@ KERNEL = "%add%"  # as SQL's LIKE; what PyTorch launches besides is not counted
 STEP = 100  # launches; of each step the beginning and the end are noted
 FAKE_CALLS_KEPT = 100_000  # of launch times, since the fake's launches are slow
 NOISE_MIB = 8.0  # resident memory goes up and down by some: no growth by less is told from none
-END_S = 45.0  # of --within-s: for importing PyTorch, for the last children, and for the account
+END_S = 45.0  # of --within-s: for importing PyTorch, for the last children, and for the account; without --bare-s
 ACCOUNT_S = 15.0  # of that
 # By the module, since an installation into a folder of its own has no script beside the interpreter.
 NANALYZE = (sys.executable, "-c", "from nanalyze.commands import main; main()")
@@ -229,6 +231,30 @@ def leaves_files_open(readings: Sequence[Reading]) -> bool:
 # --- the account -----------------------------------------------------------------------------------
 
 
+def bare_mib(out: Path, options: argparse.Namespace) -> float | None:
+    """Resident memory of the job without recorder and children: the most of it, seen ten times a second."""
+    (out / "bare" / "launches").mkdir(parents=True)
+    (out / "bare" / f"{STARTS}.py").touch()
+    command = [sys.executable, __file__, str(out / "bare"), "--job", str(options.bare_s), "--children-s", "0"]
+    command += ["--rate", str(options.rate), *(["--fake"] if options.fake else [])]
+    process, found = subprocess.Popen(command), []
+    while process.poll() is None:
+        reading = read(process.pid, 0.0)
+        found += [] if reading is None else [reading.rss_mib]
+        time.sleep(0.1)
+    return max(found, default=None) if process.returncode == 0 else None
+
+
+def cpu_pct(rows: Iterable[dict[str, Any]]) -> float | None:
+    """CPU time of the recorder's threads over the time that they recorded, the largest of processes of 5 s and more."""
+    shares = [
+        100 * row["recorder_cpu_ns"] / (row["ended_ns"] - row["started_ns"])
+        for row in rows
+        if None not in (row["recorder_cpu_ns"], row["ended_ns"]) and row["ended_ns"] - row["started_ns"] > 5e9
+    ]
+    return max(shares, default=None)
+
+
 def in_pauses(steps: Batches, pauses: Iterable[tuple[int, int, int, int | None]]) -> tuple[int, int]:
     """The least and the most launches made in pauses (start, off, end, complete) of the steps' process."""
     begun, ended = steps[:, 0], steps[:, 1]
@@ -266,19 +292,24 @@ def soak(out: Path, options: argparse.Namespace) -> int:
     """Run, watch, and account; the exit code."""
     (out / "launches").mkdir(parents=True)
     (out / f"{STARTS}.py").touch()
+    begun = time.monotonic()
+    bare = bare_mib(out, options) if options.bare_s else None
+    within_s = None if options.within_s is None else options.within_s - (time.monotonic() - begun)
     command = [*NANALYZE, "record", "-o", str(out / "run"), "--pause", str(options.pause), "--start-on", STARTS]
     command += [] if options.no_samples else ["--samples"]
-    seconds = 60 * options.minutes if options.within_s is None else options.within_s - END_S
+    seconds = 60 * options.minutes if within_s is None else within_s - END_S
     command += ["--", sys.executable, __file__, str(out), "--job", str(seconds)]
     command += ["--children-s", str(options.children_s), "--rate", str(options.rate)]
     process = subprocess.Popen([*command, *(["--fake"] if options.fake else [])])
-    readings = watch(process, options.read_s, out, None if options.within_s is None else options.within_s - ACCOUNT_S)
+    readings = watch(process, options.read_s, out, None if within_s is None else within_s - ACCOUNT_S)
     if process.returncode:
         print(f"soak: the job ended with {process.returncode}", file=sys.stderr)
-    return max(_conclude(out, readings, options), int(process.returncode != 0))
+    return max(_conclude(out, readings, bare, options), int(process.returncode != 0))
 
 
-def _conclude(out: Path, readings: list[Reading], options: argparse.Namespace) -> int:
+def _conclude(out: Path, readings: list[Reading], bare: float | None, options: argparse.Namespace) -> int:
+    import nanalyze.analysis as na
+
     filled = filled_s(options.rate, options.fake)
     counted, steady = account(out), settled(readings, filled)
     slope, leaves_open = slope_mib_per_h(steady), leaves_files_open(settled(readings))
@@ -287,12 +318,26 @@ def _conclude(out: Path, readings: list[Reading], options: argparse.Namespace) -
         print(f"memory: too short to tell, as caches are filled for {filled:.0f} s")
     else:
         print(f"memory: {slope:+.1f} MiB an hour, from {steady[0].s:.0f} s to {steady[-1].s:.0f} s")
+    if bare is not None:
+        most = max(reading.rss_mib for reading in readings)
+        print(f"memory of the recorder: {most - bare:.0f} MiB at most, above {bare:.0f} MiB of the job alone")
+    with na.open(out / "run") as run:
+        share = cpu_pct(run.arrow("SELECT recorder_cpu_ns, started_ns, ended_ns FROM processes").to_pylist())
+    print(
+        f"CPU time of the recorder: {'unknown' if share is None else f'{share:.2f} % of a core'}, in the worst process"
+    )
     files = [reading.files for reading in readings]
     print(f"open files: {files[0]} at first, {files[-1]} at last, {max(files)} at most")
     print(f"launches made {counted.made:,}, in the run {counted.recorded:,}, lost {counted.lost:,}")
     print(f"  in pauses {counted.paused_least:,} to {counted.paused_most:,}, so missing without a reason: ", end="")
     print("none" if counted.balances else f"about {counted.made - counted.recorded - counted.paused_most:,}")
-    result = {"slope_mib_per_h": slope, **asdict(counted), "readings": [asdict(reading) for reading in readings]}
+    result = {
+        "slope_mib_per_h": slope,
+        "bare_mib": bare,
+        "cpu_pct": share,
+        **asdict(counted),
+        "readings": [asdict(reading) for reading in readings],
+    }
     (out / "soak.json").write_text(json.dumps(result, indent=1))
     grown_mib = 0.0 if slope is None else slope / 3600 * (steady[-1].s - steady[0].s)
     grows = slope is not None and slope > options.most_mib_per_h and grown_mib > NOISE_MIB
@@ -304,6 +349,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--within-s", type=float, help="In place of --minutes: all of it in so many seconds.")
+    parser.add_argument("--bare-s", type=float, default=20, help="The job alone, for so long; 0: not.")
     parser.add_argument("--most-mib-per-h", type=float, default=60, help="Growth of memory that counts as none.")
     parser.add_argument("--rate", type=float, default=20_000, help="Launches a second, of each process.")
     parser.add_argument("--children-s", type=float, default=15, help="A child so often; 0: none.")

@@ -10,57 +10,15 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
 from fake_gpu import final_process, read_table
-
-import nanalyze.analysis as na
+from gpu_jobs import RECORD, added, both, run, write
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
-
-RECORD = (sys.executable, "-c", "from nanalyze.commands import main; main()", "record", "-q", "--pause", "0")
-PRELUDE = """
-    import ctypes, os, signal, subprocess, sys, time, torch
-    def launch(count):
-        x = torch.zeros(1, device="cuda")
-        for _ in range(count):
-            x.add_(1)
-        torch.cuda.synchronize()
-        return int(x.item())
-"""
-COUNT = """
-SELECT count(*) AS n FROM kernels JOIN kernel_classes USING (kernel_class_id) WHERE lower(name) LIKE '%add%'
-"""
-
-
-def write(tmp_path: Path, program: str) -> Path:
-    script = tmp_path / "job.py"
-    script.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(program))
-    return script
-
-
-def run(*words: str | Path) -> tuple[int, str, str]:
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=180, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-def both(tmp_path: Path, program: str, *options: str) -> tuple[int, str, str]:
-    """The job bare and recorded: code and output must be alike. What the recorded one answered."""
-    script = write(tmp_path, program)
-    bare = run(sys.executable, script)
-    recorded = run(*RECORD, "-o", tmp_path / "run", *options, script)
-    assert recorded[:2] == bare[:2], (bare, recorded)
-    return recorded
-
-
-def added(run_dir: Path) -> int:
-    with na.open(run_dir) as opened:
-        assert not len(opened.damage())
-        return int(opened.sql(COUNT)["n"][0])
 
 
 @pytest.mark.parametrize(
