@@ -290,6 +290,8 @@ def account(out: Path) -> Account:
 
 def soak(out: Path, options: argparse.Namespace) -> int:
     """Run, watch, and account; the exit code."""
+    import nanalyze.analysis as na
+
     (out / "launches").mkdir(parents=True)
     (out / f"{STARTS}.py").touch()
     begun = time.monotonic()
@@ -304,12 +306,16 @@ def soak(out: Path, options: argparse.Namespace) -> int:
     readings = watch(process, options.read_s, out, None if within_s is None else within_s - ACCOUNT_S)
     if process.returncode:
         print(f"soak: the job ended with {process.returncode}", file=sys.stderr)
-    return max(_conclude(out, readings, bare, options), int(process.returncode != 0))
+    with na.open(out / "run") as run:
+        cpu = cpu_pct(run.arrow("SELECT recorder_cpu_ns, started_ns, ended_ns FROM processes").to_pylist())
+    return max(_conclude(out, readings, (bare, cpu), options), int(process.returncode != 0))
 
 
-def _conclude(out: Path, readings: list[Reading], bare: float | None, options: argparse.Namespace) -> int:
-    import nanalyze.analysis as na
-
+def _conclude(
+    out: Path, readings: list[Reading], cost: tuple[float | None, float | None], options: argparse.Namespace
+) -> int:
+    """Print and write what was found; `cost` is the job's resident MiB alone, and the recorder's CPU percent."""
+    bare, cpu = cost
     filled = filled_s(options.rate, options.fake)
     counted, steady = account(out), settled(readings, filled)
     slope, leaves_open = slope_mib_per_h(steady), leaves_files_open(settled(readings))
@@ -321,11 +327,7 @@ def _conclude(out: Path, readings: list[Reading], bare: float | None, options: a
     if bare is not None:
         most = max(reading.rss_mib for reading in readings)
         print(f"memory of the recorder: {most - bare:.0f} MiB at most, above {bare:.0f} MiB of the job alone")
-    with na.open(out / "run") as run:
-        share = cpu_pct(run.arrow("SELECT recorder_cpu_ns, started_ns, ended_ns FROM processes").to_pylist())
-    print(
-        f"CPU time of the recorder: {'unknown' if share is None else f'{share:.2f} % of a core'}, in the worst process"
-    )
+    print(f"CPU time of the recorder: {'unknown' if cpu is None else f'{cpu:.2f} % of a core'}, in the worst process")
     files = [reading.files for reading in readings]
     print(f"open files: {files[0]} at first, {files[-1]} at last, {max(files)} at most")
     print(f"launches made {counted.made:,}, in the run {counted.recorded:,}, lost {counted.lost:,}")
@@ -334,7 +336,7 @@ def _conclude(out: Path, readings: list[Reading], bare: float | None, options: a
     result = {
         "slope_mib_per_h": slope,
         "bare_mib": bare,
-        "cpu_pct": share,
+        "cpu_pct": cpu,
         **asdict(counted),
         "readings": [asdict(reading) for reading in readings],
     }

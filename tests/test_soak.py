@@ -57,7 +57,16 @@ def test_growth_counts_when_it_is_fast_and_more_than_noise(
     monkeypatch.setattr(soak, "account", lambda _: soak.Account(100, 100, 0, 0, 0))
     watched = [soak.Reading(float(s), 100 + mib_per_s * s, 4) for s in range(0, seconds + 1, 10)]
     options = argparse.Namespace(rate=100_000.0, fake=False, most_mib_per_h=60.0)
-    assert soak._conclude(tmp_path, watched, options) == code
+    assert soak._conclude(tmp_path, watched, (90.0, 1.5), options) == code
+
+
+def test_the_cpu_share_is_that_of_the_worst_process_that_ran_for_long() -> None:
+    def row(cpu_s: float | None, ran_s: float | None) -> dict[str, float | None]:
+        cpu_ns, ended_ns = (None if s is None else s * 1e9 for s in (cpu_s, ran_s))
+        return {"recorder_cpu_ns": cpu_ns, "started_ns": 0, "ended_ns": ended_ns}
+
+    assert soak.cpu_pct([row(0.2, 10), row(0.5, 10), row(1, 1), row(None, 10), row(1, None)]) == pytest.approx(5)
+    assert soak.cpu_pct([row(1, 1)]) is None
 
 
 def test_files_that_stay_open_are_told_from_those_that_come_and_go() -> None:
@@ -69,11 +78,12 @@ def test_files_that_stay_open_are_told_from_those_that_come_and_go() -> None:
 
 def test_a_few_seconds_with_children_lose_nothing_uncounted(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, tmp_path / "out", "--fake", "--minutes", "0.06", "--rate", "1000"]
-    command += ["--children-s", "1.2", "--read-s", "0.3", "--pause", "10"]
+    command += ["--children-s", "1.2", "--read-s", "0.3", "--pause", "10", "--bare-s", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out" / "soak.json").read_text())
     assert result["made"] > 2_000
+    assert 40 < result["bare_mib"] < 1_000
     assert result["recorded"] > 1_000
     run_dir = tmp_path / "out" / "run"
     assert len({path.parent for path in shard_paths(run_dir, "kernels")}) == 2  # a child beside the first process
