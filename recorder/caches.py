@@ -88,6 +88,15 @@ def current_device(driver: Any) -> int:
     return int(_value(driver.cuCtxGetDevice()))
 
 
+def memory_is_scarce() -> bool:
+    """Whether less than half of the current device's memory is free; also where the driver does not tell."""
+    try:
+        code, free, total = _driver().cuMemGetInfo()
+    except RecorderError:
+        return True
+    return int(code) != 0 or 2 * free < total
+
+
 def synchronize() -> None:
     """Wait for the current context's work; an error of a kernel that ran shows here, as a RecorderError.
 

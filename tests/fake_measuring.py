@@ -15,6 +15,7 @@ import pandas as pd
 from fake_gpu import CONTEXT, UUID_TEXT, FakeBindings, FakeGpu, FakeNvml
 
 GPU_UUID = f"GPU-{UUID_TEXT}"
+TOTAL_BYTES = 1 << 40
 TDP, UNLIMITED = 0xFFFFFF01, 0xFFFFFF02
 
 
@@ -27,7 +28,7 @@ class MeasuringBindings(FakeBindings):
         super().__init__()
         self.log = log
         self.has_context = True
-        self.free_bytes = 1 << 40
+        self.free_bytes = TOTAL_BYTES
         self.allocated: dict[int, int] = {}
 
     def cuCtxGetDevice(self) -> Any:
@@ -39,6 +40,9 @@ class MeasuringBindings(FakeBindings):
     def cuCtxSetCurrent(self, context: int) -> Any:
         self.has_context = True
         return self._result("cuCtxSetCurrent")
+
+    def cuMemGetInfo(self) -> Any:
+        return self._result("cuMemGetInfo", self.free_bytes, TOTAL_BYTES)
 
     def cuMemAlloc(self, size: int) -> Any:
         if size > self.free_bytes:

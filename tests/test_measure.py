@@ -330,6 +330,25 @@ def test_what_a_failure_held_is_let_go(gpu: MeasuringGpu, monkeypatch: pytest.Mo
     assert emptied[0] == [None, None]  # before PyTorch is asked to give its cache back
 
 
+@pytest.mark.parametrize(("free_share", "times"), [(0.6, 0), (0.4, 2)])
+def test_a_frameworks_cache_stays_until_memory_is_scarce(
+    gpu: MeasuringGpu, monkeypatch: pytest.MonkeyPatch, free_share: float, times: int
+) -> None:
+    import sys
+    from types import SimpleNamespace
+
+    emptied: list[int] = []
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        empty_cache=lambda: emptied.append(1),
+        current_stream=lambda: SimpleNamespace(cuda_stream=0),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    gpu.bindings.free_bytes = int(free_share * gpu.bindings.free_bytes)
+    recorder.measure({"f": lambda n: gpu.run("k")}, [1, 2], repetitions=1, counters=None)
+    assert len(emptied) == times
+
+
 def test_garbage_is_looked_for_among_new_objects_only(gpu: MeasuringGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     import gc
 
