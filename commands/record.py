@@ -160,7 +160,11 @@ def option(name: str, *short: str, **settings: Any) -> Callable[[Any], Any]:
     help="full, verdict (half the passes) or CUPTI metrics with commas (default full).",
 )
 @option("--exact-graphs/--no-exact-graphs", default=True, help="Measure CUDA graph launches as a whole.")
-@option("--samples/--no-samples", default=False, help="Counters of the whole device at an interval; not with --exact.")
+@option(
+    "--samples/--no-samples",
+    default=None,
+    help="Counters of the whole device at an interval: on by default, but not with --exact.",
+)
 @option("--samples-interval", metavar="MICROSECONDS", type=float, help="Length of a sample (default 1000).")
 @option(
     "--samples-window", metavar="SECONDS", type=float, help="How long a group of counters has its turn (default 1)."
@@ -216,8 +220,8 @@ def _leave_out_idle(ctx: click.Context, options: dict[str, Any]) -> None:
 
     On the command line it is a mistake, which `request` refuses.
     """
-    for chooser in ("exact", "samples"):
-        if options[chooser]:
+    for chooser, is_on in (("exact", bool(options["exact"])), ("samples", _is_sampled(options))):
+        if is_on:
             continue
         for name in options:
             if name.startswith(f"{chooser}_") and ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
@@ -283,9 +287,18 @@ def _exact(options: dict[str, Any]) -> dict[str, Any] | None:
 def _samples(options: dict[str, Any]) -> dict[str, Any] | None:
     names = {"interval": "interval_us", "window": "window_s", "overhead": "overhead_pct"}
     given = {names[name]: options[f"samples_{name}"] for name in names if options[f"samples_{name}"] is not None}
-    if given and not options["samples"]:
-        raise click.UsageError("Options --samples-* need --samples.")
-    return given if options["samples"] else None
+    if not _is_sampled(options):
+        if given:
+            raise click.UsageError("Options --samples-* need --samples.")
+        return None
+    return given if options["samples"] else {**given, "by_default": True}
+
+
+def _is_sampled(options: dict[str, Any]) -> bool:
+    """As asked; else wherever it can be: beside a timeline, and without exact counters."""
+    if options["samples"] is not None:
+        return bool(options["samples"])
+    return not options["exact"] and "timeline" in _list(options["layers"] or "timeline")
 
 
 def _list(text: str) -> tuple[str, ...]:

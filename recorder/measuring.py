@@ -371,7 +371,10 @@ class _Sweep:
         bar: Bar,
         started: float | None = None,
     ) -> None:
-        """All repetitions of a configuration, in a range of their own; clocks are read at its start, and at its end if it is long."""
+        """All repetitions of a configuration, in a range of their own.
+
+        Clocks are read at its start, and at its end if it is long.
+        """
         configuration = state.configuration
         about: dict[str, Any] = {
             "id": self.id,

@@ -43,13 +43,15 @@ class Samples:
     `overhead_pct`: the share of one CPU core that sampling may take on average, in percent, by default what
     the budget of the whole recording leaves; the sampler rests between windows to keep it. `groups`:
     columns of `samples` in order of preference, by default `rundir.sampled.GROUPS`; a group that does not
-    fit one pass on the device is split.
+    fit one pass on the device is split. `by_default`: nobody asked for samples, so that another holder of
+    the counters, often a process of the same job, is named in the run and not on stderr.
     """
 
     interval_us: float = 1000.0
     window_s: float = 1.0
     overhead_pct: float | None = None
     groups: Sequence[Sequence[str]] = GROUPS
+    by_default: bool = False
 
     def __post_init__(self) -> None:
         if not 5 <= self.interval_us <= 1e6:
@@ -285,7 +287,9 @@ class SamplesLayer:
                     self._note(f"device {ordinal}, counter_group {number}: {metrics}")
             except RecorderError as error:
                 self._refused.add(ordinal)
-                self._complain(f"device {ordinal} is not sampled: {error}")
+                is_busy = isinstance(error, cu.CuptiError) and error.code == cu.HARDWARE_BUSY
+                tell = self._note if is_busy and self.options.by_default else self._complain
+                tell(f"device {ordinal} is not sampled: {error}")
 
     def _window(self) -> float:
         """One window on every device; the rest (seconds) that the budget asks for after it.

@@ -202,14 +202,15 @@ def test_options_of_python_that_keep_the_hook_out(command: str, option: str | No
 # --- options -----------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_the_librarys(tmp_path: Path) -> None:
+def test_the_defaults_are_the_librarys_but_for_samples(tmp_path: Path) -> None:
+    from nanalyze.recorder.samples import Samples
     from nanalyze.recorder.settings import Settings
 
     request = request_of("-o", "run", cwd=tmp_path)
     assert request["run_dir"] == str(tmp_path / "run")
-    assert (request["exact"], request["samples"], request["start_on"]) == (None, None, [])
+    assert (request["exact"], request["samples"], request["start_on"]) == (None, {"by_default": True}, [])
     settings = launch.Request.loads(json.dumps(request)).settings()
-    assert settings == Settings(append=True)
+    assert settings == Settings(append=True, samples=Samples(by_default=True))
 
 
 def test_every_option_reaches_the_recorder(tmp_path: Path) -> None:
@@ -300,8 +301,9 @@ def test_how_to_measure_is_a_default_that_waits_to_be_asked_for(tmp_path: Path) 
     """A file or a scheduler may say how exact counters are to be taken without every job taking them."""
     (tmp_path / "pyproject.toml").write_text("[tool.nanalyze]\nexact-first = 4\nsamples-window = 2\n")
     request = request_of("-o", "run", cwd=tmp_path, NANALYZE_EXACT_EVERY="7")
-    assert (request["exact"], request["samples"]) == (None, None)
+    assert (request["exact"], request["samples"]) == (None, {"window_s": 2.0, "by_default": True})
     request = request_of("-o", "run", "--exact", "gemm", cwd=tmp_path, NANALYZE_EXACT_EVERY="7")
+    assert request["samples"] is None
     assert (request["exact"]["first"], request["exact"]["every"]) == (4, 7)
     assert request_of("-o", "run", "--samples", cwd=tmp_path)["samples"] == {"window_s": 2.0}
 
@@ -315,6 +317,17 @@ def test_what_the_file_asks_for_can_be_taken_back(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.nanalyze]\nexact = "gemm"\nexact-first = 1\n')
     assert request_of("-o", "run", "--exact", "", cwd=tmp_path)["exact"] is None
     assert request_of("-o", "run", cwd=tmp_path, NANALYZE_EXACT="")["exact"]["kernels"] == "gemm"  # empty: not given
+
+
+def test_samples_are_on_unless_something_stands_against_them(tmp_path: Path) -> None:
+    def samples(*words: str) -> object:
+        return request_of("-o", "run", *words, cwd=tmp_path)["samples"]
+
+    assert samples() == {"by_default": True}
+    assert samples("--samples-window", "3") == {"window_s": 3.0, "by_default": True}
+    assert samples("--samples") == {}
+    assert samples("--layers", "timeline") == {"by_default": True}
+    assert samples("--no-samples") is samples("--exact", ".") is samples("--layers", "ranges") is None
 
 
 def test_short_options_may_be_written_together(tmp_path: Path) -> None:
@@ -337,7 +350,8 @@ def test_a_file_that_is_not_about_nanalyze_is_passed_by(tmp_path: Path) -> None:
         ("--exact (", 1, "Exact(kernels='('): not a regular expression"),
         ("--exact . --samples", 1, "samples and exact both need the GPU's counters"),
         ("--exact-first 2", 2, "Options --exact-* need --exact, which chooses the kernels."),
-        ("--samples-window 2", 2, "Options --samples-* need --samples."),
+        ("--no-samples --samples-window 2", 2, "Options --samples-* need --samples."),
+        ("--exact . --samples-window 2", 2, "Options --samples-* need --samples."),
         ("--delay -1", 1, "delay_s=-1.0: must be 0 seconds or more"),
         ("--flush inf", 1, "flush_s=inf: is longer than any job"),
         ("--append --force", 2, "--force replaces the run, --append adds to it: give one of them."),

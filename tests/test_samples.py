@@ -257,6 +257,7 @@ class World:
         self.devices = {0}
         self.rows: list[dict[str, Any]] = []
         self.said: list[str] = []
+        self.noted: list[str] = []
         self.waits: list[float] = []
         self.stop_at_s = 1.0
         fake.clock_ns = lambda: self.now_ns
@@ -268,7 +269,14 @@ class World:
         self.stop_at_s = seconds
         settings = {"interval_us": INTERVAL_NS / 1000, "overhead_pct": 100, "groups": ONE_GROUP, **options}
         cupti = Cupti(self.fake.library, "fake")
-        layer = SamplesLayer(cupti, Samples(**settings), lambda: set(self.devices), self._put, self.said.append)
+        layer = SamplesLayer(
+            cupti,
+            Samples(**settings),
+            lambda: set(self.devices),
+            self._put,
+            self.said.append,
+            note=self.noted.append,
+        )
         layer._stopping = self  # type: ignore[assignment]
         layer._run()
         return layer
@@ -480,6 +488,18 @@ def test_a_refused_device_leaves_the_others_alone(world: World, fake: FakeCupti)
         2: 297,
     }
     assert fake.calls["cuptiPmSamplingEnable"] - len(fake.pm_configs) == 1  # it is not asked again
+
+
+def test_another_holder_of_counters_that_nobody_asked_for_is_named_in_the_run_only(
+    world: World, fake: FakeCupti
+) -> None:
+    fake.busy = {1}
+    world.devices = {0, 1}
+    world.run(3.0, by_default=True)
+    assert world.said == []
+    busy = "device 1 is not sampled: cuptiPmSamplingEnable failed: CUPTI_ERROR_HARDWARE_BUSY (26)"
+    assert [note for note in world.noted if note.startswith(busy)]
+    assert {row["device_id"] for row in world.rows} == {0}
 
 
 @pytest.mark.parametrize(
@@ -727,6 +747,7 @@ def test_the_process_and_the_events_tell_about_sampling(gpu: FakeGpu, tmp_path: 
         "window_s": 0.03,
         "overhead_pct": 100,
         "groups": THREE_GROUPS,
+        "by_default": False,
     }
     *counted, note = [row for row in read_table(run_dir, "events") if row["layer"] == "samples"]
     assert [row["kind"] for row in counted] == ["note"] * len(THREE_GROUPS)
