@@ -298,7 +298,7 @@ def soak(out: Path, options: argparse.Namespace) -> int:
     bare = bare_mib(out, options) if options.bare_s else None
     within_s = None if options.within_s is None else options.within_s - (time.monotonic() - begun)
     command = [*NANALYZE, "record", "-o", str(out / "run"), "--pause", str(options.pause), "--start-on", STARTS]
-    command += [] if options.no_samples else ["--samples"]
+    command += ["--no-samples"] if options.no_samples else []
     seconds = 60 * options.minutes if within_s is None else within_s - END_S
     command += ["--", sys.executable, __file__, str(out), "--job", str(seconds)]
     command += ["--children-s", str(options.children_s), "--rate", str(options.rate)]
