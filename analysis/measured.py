@@ -11,6 +11,7 @@ result.compare("eager", "fused", n=4096)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ def load(run_dir: str | Path, *, derive: Derived | None = None, combine: Combine
 class Measured:
     """A measurement: `run_dir` is a run directory like any other, `values` what the variants returned last.
 
-    `values` is keyed by (label of the configuration, variant) and empty where the measurement was loaded.
+    `values` is keyed by (label of the configuration, variant) and empty where the measurement was loaded. `run`
+    is the directory opened, where it is.
     """
 
     def __init__(
@@ -68,12 +70,13 @@ class Measured:
         derive: Derived | None = None,
         combine: Combine | None = None,
         values: Mapping[tuple[str, str], Any] | None = None,
+        run: runs.Run | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.values = dict(values or {})
         self.derive = dict(derive or {})
-        with runs.open(run_dir) as run:
-            self.settings, self._points = read(run, measurement, combine)
+        with runs.open(run_dir) if run is None else nullcontext(run) as opened:
+            self.settings, self._points = read(opened, measurement, combine)
         self._not_derived = self._derive()
         flag_clocks(self._points)
 

@@ -95,7 +95,9 @@ def read(run: runs.Run, measurement: str | None, combine: Combine | None = None)
     """What a measurement was asked to do, and what it found; `combine` as in `recorder.measure`. Raises RunError."""
     table = run.arrow(
         "SELECT process, range_id, parent_id, name, start_ns, end_ns, attributes FROM ranges "
-        "WHERE source = 'annotate' ORDER BY start_ns, process, range_id"
+        "WHERE source = 'annotate' AND process IN "
+        f"(SELECT process FROM ranges WHERE source = 'annotate' AND attributes LIKE '%\"{ATTRIBUTE}\"%') "
+        "ORDER BY start_ns, process, range_id"
     ).to_pylist()
     settings = _settings(table, measurement)
     if settings is None:

@@ -28,7 +28,7 @@ __all__ = ["ReportError", "Written", "step_count", "to_json", "to_markdown", "to
 
 REPORT_DIR = "report"
 PLOTS = 6
-READING = 28  # what `collect` reads
+READING = 29  # what `collect` reads
 STEPS = READING + PLOTS + 1
 
 Step = Callable[[str], None]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from nanalyze import queries
-from nanalyze.analysis.report import perturbation
+from nanalyze.analysis.report import measurements, perturbation
 from nanalyze.analysis.report.cells import Row
 from nanalyze.analysis.report.cost import costs
 from nanalyze.analysis.report.kernels import TOP_KERNELS, by_bound, methods, shape_text, shares
@@ -57,7 +57,7 @@ SHIPPED_TABLES = {
     "kernel_losses": "kernel_losses",
     "opportunities": "opportunities",
 }
-STEPS = 1 + len(PLAIN_TABLES) + len(SHIPPED_TABLES) + 3
+STEPS = 1 + len(PLAIN_TABLES) + len(SHIPPED_TABLES) + 4
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Data:
     costs: Sequence[Row]
     is_clock_read: bool
     windows: int
+    measurements: Sequence[measurements.Measurement]
 
     def rows(self, table: str) -> list[Row]:
         """All rows of one of `tables`; for those that stay small."""
@@ -107,6 +108,10 @@ def collect(run: Run, name: str, step: Step) -> Data:
     about = {"range_name": _step_name(tables["overhead"]), "rows": MOST_STEPS}
     tables["steps"] = _shipped(run, "steps", **about)
     recording = _recording(run, tables)
+    step("measurements")
+    found = measurements.collect(run)
+    if found:
+        tables["measurements"] = measurements.table(found)
     step("utilisation")
     span = _span(run)
     pieces = _pieces(run, span, busy)
@@ -131,6 +136,7 @@ def collect(run: Run, name: str, step: Step) -> Data:
         costs=costs(*(tables[name].to_pylist() for name in ("overhead", "processes", "pauses"))),
         is_clock_read=_count(run, "SELECT count(*) FROM device_state") > 0,
         windows=_count(run, "SELECT COALESCE(max(window_number) + 1, 0) FROM attribution_windows"),
+        measurements=found,
     )
 
 

@@ -16,6 +16,7 @@ from nanalyze.analysis.report import (
     headline,
     kernels,
     lost,
+    measurements,
     opportunities,
     rooflines,
     sampling,
@@ -31,6 +32,7 @@ from nanalyze.analysis.report.names import cut, visible
 from nanalyze.analysis.report.perturbation import perturbation_grid
 from nanalyze.rundir.measurement import WARM_UP
 
+MEASURED = ("measured", "Measured")
 SECTIONS = (
     ("gain", "What would gain most"),
     ("verdicts", "Where the time goes"),
@@ -65,7 +67,10 @@ def content(data: Data, drawn: Mapping[str, Any], path: str, prefix: str = "", f
         "behind": {part: sources.behind(part, folder) for part in sources.PARTS},
         "title": title(data),
         "subtitle": subtitle(data, processes),
-        "sections": [(f"{prefix}{anchor}", name) for anchor, name in SECTIONS],
+        "sections": [
+            (f"{prefix}{anchor}", name) for anchor, name in (*([MEASURED] if data.measurements else []), *SECTIONS)
+        ],
+        "measurements": [(measurements.title(found), measurements.grid(found)) for found in data.measurements],
         "headline": headline_of(data),
         "leaders": headline.leaders(data.kernels),
         "caveats": caveats(data),

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from nanalyze.analysis.compare.markdown import code
-from nanalyze.analysis.report import activity, kernels, lost, opportunities, rooflines, several, values
+from nanalyze.analysis.report import activity, kernels, lost, measurements, opportunities, rooflines, several, values
 from nanalyze.analysis.report.cells import Cell, Grid
 from nanalyze.analysis.report.collect import Data, labels, ranks
 from nanalyze.analysis.report.content import caveats, headline_of, losses_title
@@ -48,6 +48,10 @@ def _run(data: Data, path: str, title: str) -> list[str]:
     )
     lines = [title, "", *(f"{escape(line)}\n" for line in headline_of(data))]
     lines += _warnings(data)
+    for found in data.measurements:
+        measured = measurements.grid(found)
+        told = "".join(f"\n{escape(note)}\n" for note in measured.notes)
+        lines += [f"**{escape(measurements.title(found))}**", told, *(_grid(measured) if measured.rows else []), ""]
     lines += _grid(kernels.share_grid(data.shares))
     lines += ["", *_kernels(data), ""]
     for name, table in sections:

@@ -20,7 +20,18 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
-from nanalyze.analysis.report import activity, kernels, lost, opportunities, palette, plots, rooflines, several, values
+from nanalyze.analysis.report import (
+    activity,
+    kernels,
+    lost,
+    measurements,
+    opportunities,
+    palette,
+    plots,
+    rooflines,
+    several,
+    values,
+)
 from nanalyze.analysis.report import ranks as rank_table
 from nanalyze.analysis.report.cells import Cell, Grid, Head
 from nanalyze.analysis.report.collect import Data, labels, ranks
@@ -80,6 +91,7 @@ def _run(paper: _Paper, data: Data, drawn: Mapping[str, bytes], path: str) -> No
             paper.text(f"- {line}", SMALL)
     shown = {plot.name: plot for plot in plots.plots(data) if not plot.is_empty}
     for name, plot, grid in (
+        *((measurements.title(found), "", measurements.grid(found)) for found in data.measurements),
         ("Where the kernel time goes", "verdicts", Grid()),
         ("What would gain most", "", opportunities.grid(data.rows("opportunities"), path)),
         ("Time lost, by cause", "time_by_cause", lost.cause_grid(data.rows("time_by_cause"), labels(data))),

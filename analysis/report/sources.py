@@ -8,6 +8,7 @@ from nanalyze import queries
 
 # By part of the page: names of shipped queries, or of views with "views/" before them, and of the CSV files.
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "measurements": ((), ("measurements",)),
     "opportunities": (("opportunities",), ("opportunities",)),
     "verdicts": (("views/verdicts",), ("verdicts",)),
     "causes": (("time_by_cause",), ("time_by_cause",)),
