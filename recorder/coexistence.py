@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nanalyze.recorder import cupti as cu
@@ -46,6 +47,17 @@ SYNCHRONIZE_PATIENCE_S = 2.0
 
 # Clients that can be told by their module or variable, for the message only.
 _KNOWN = (("triton.profiler", "Triton Proton"), ("cupti.cupti", "cupti-python"), ("nsight", "nsight-python"))
+
+
+def cuda_debugger(proc: Path = Path("/proc/self")) -> str | None:
+    """The name of NVIDIA's debugger if it has this process: cuInit then fails once CUPTI is loaded (CUDA 13.0)."""
+    with contextlib.suppress(OSError, ValueError):
+        status = (proc / "status").read_text().splitlines()
+        tracer = next((line.split()[1] for line in status if line.startswith("TracerPid:")), "0")
+        if int(tracer):
+            name = (proc.parent / tracer / "comm").read_text().strip()
+            return "cuda-gdb" if name.startswith("cuda-gdb") else None
+    return None
 
 
 class Coexistence:

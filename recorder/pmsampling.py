@@ -102,7 +102,7 @@ class PmSampler:
     in every case: else the next session in the process is refused.
     """
 
-    def __init__(self, cupti: Cupti, host: MetricHost, ordinal: int) -> None:
+    def __init__(self, cupti: Cupti, host: MetricHost, ordinal: int, *, is_opened: bool = True) -> None:
         self.cupti = cupti
         self.host = host
         self.ordinal = ordinal
@@ -112,7 +112,8 @@ class PmSampler:
         self._is_running = False
         self._is_first = True
         self._session: int | None = None
-        self._open()  # now, so that a refusal is told at once
+        if is_opened:  # now, so that a refusal is told at once; else by `configure`
+            self._open()
 
     def _open(self) -> None:
         params = call(self.cupti, "cuptiPmSamplingEnable", _Enable, deviceIndex=self.ordinal)

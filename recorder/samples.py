@@ -29,6 +29,7 @@ DRAIN_IMAGES = 32  # at most at once: about 8,000 samples, which take about as l
 LEAST_SAMPLES = 4  # a window; the first is never complete
 WAIT_S = 0.2  # between looks whether the job has begun to use a device
 HELD_WAIT_S = 0.01  # between looks whether a pause is over
+BUSY_WAIT_S, MOST_BUSY_WAIT_S = 5.0, 60.0  # before asking again for counters that another process has: doubles
 _CLOCK = "sm_cycles_elapsed"  # stands in every group
 
 Group = dict[str, str]  # column of `samples` -> the metric that gives it
@@ -151,13 +152,15 @@ class _Device:
             self.groups = fit_groups(self.host, options.groups)
             if not self.groups:
                 raise RecorderError("it offers none of the sampled counters in one pass")
-            self.sampler = PmSampler(cupti, self.host, ordinal)
+            self.sampler = PmSampler(cupti, self.host, ordinal, is_opened=False)
         except RecorderError:
             with contextlib.suppress(RecorderError):  # the first error is the reason
                 self.host.close()
             raise
         self.number = 0  # of the group whose turn it is
         self.turns = 0
+        self.again: float | None = None  # when the counters, which another process has, are asked for again
+        self._wait_s = BUSY_WAIT_S
         self.opened = 0.0
         self.expected = 0.0
         self.received = 0
@@ -169,6 +172,15 @@ class _Device:
         self.sampler.configure(metrics, round(self.options.interval_us * 1000), buffer_bytes(self.options.interval_us))
         self.sampler.start()
         self.opened = time.monotonic()
+        self._wait_s = BUSY_WAIT_S
+
+    def wait(self) -> None:
+        """Leave the counters to another process for a while, each time for longer until they are had again."""
+        with contextlib.suppress(RecorderError):
+            self.sampler.close()
+        self.turns = max(self.turns - 1, 0)  # whose turn did not come
+        self.again = time.monotonic() + self._wait_s
+        self._wait_s = min(2 * self._wait_s, MOST_BUSY_WAIT_S)
 
     def close_window(self) -> None:
         self.sampler.stop()
@@ -220,6 +232,7 @@ class SamplesLayer:
         self._idle.set()
         self._devices: dict[int, _Device] = {}  # also those that failed later
         self._refused: set[int] = set()
+        self._told_busy: set[int] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nanalyze-samples", daemon=True)
 
@@ -260,24 +273,42 @@ class SamplesLayer:
         except Exception as error:  # whatever it is, the job and the other layers go on
             self._complain(f"sampling stopped, please report it: {type(error).__name__}: {error}")
         finally:
-            for device in self._active():
-                device.close()
+            for ordinal in set(self._devices) - self._refused:
+                self._devices[ordinal].close()
             self.cpu_ns = time.thread_time_ns()
 
     def _active(self) -> list[_Device]:
-        return [device for ordinal, device in self._devices.items() if ordinal not in self._refused]
+        return [d for ordinal, d in self._devices.items() if ordinal not in self._refused and d.again is None]
 
     def _each(self, work: Callable[[_Device], None]) -> None:
-        """Do `work` with every device; one that fails is given back, and the others go on."""
+        """Do `work` with every device; one that fails is given back, and the others go on.
+
+        One whose counters another process has is asked for again: such a process may be a short one of the same job,
+        which came between two windows.
+        """
         for device in self._active():
             try:
                 work(device)
             except RecorderError as error:
+                if isinstance(error, cu.CuptiError) and error.code == cu.HARDWARE_BUSY:
+                    device.wait()
+                    self._tell_busy(device.ordinal, error)
+                    continue
                 self._refused.add(device.ordinal)
                 device.close()
                 self._complain(f"device {device.ordinal} is no longer sampled: {error}")
 
+    def _tell_busy(self, ordinal: int, error: RecorderError) -> None:
+        """Once a device: in the run alone, if nobody asked for samples."""
+        if ordinal not in self._told_busy:
+            self._told_busy.add(ordinal)
+            tell = self._note if self.options.by_default else self._complain
+            tell(f"device {ordinal} is not sampled for now: {error}, or wait")
+
     def _look_for_devices(self) -> None:
+        for device in self._devices.values():
+            if device.again is not None and time.monotonic() >= device.again:
+                device.again = None
         for ordinal in sorted(self._in_use() - set(self._devices) - self._refused):
             try:
                 initialize(self.cupti)  # fails before CUDA is initialised, so not earlier
@@ -287,9 +318,7 @@ class SamplesLayer:
                     self._note(f"device {ordinal}, counter_group {number}: {metrics}")
             except RecorderError as error:
                 self._refused.add(ordinal)
-                is_busy = isinstance(error, cu.CuptiError) and error.code == cu.HARDWARE_BUSY
-                tell = self._note if is_busy and self.options.by_default else self._complain
-                tell(f"device {ordinal} is not sampled: {error}")
+                self._complain(f"device {ordinal} is not sampled: {error}")
 
     def _window(self) -> float:
         """One window on every device; the rest (seconds) that the budget asks for after it.

@@ -23,7 +23,7 @@ from typing import Any
 
 from nanalyze.recorder import account, ceilings, device, identity, nvtx, ranges
 from nanalyze.recorder import cupti as cu
-from nanalyze.recorder.coexistence import Coexistence
+from nanalyze.recorder.coexistence import Coexistence, cuda_debugger
 from nanalyze.recorder.exact import Measurement
 from nanalyze.recorder.exact_layer import ExactLayer
 from nanalyze.recorder.patience import result_within, within
@@ -185,6 +185,8 @@ class Recorder:
     def _start_layers(self) -> None:
         try:
             self._driver = _libcuda()
+            if cuda_debugger() is not None:
+                raise RecorderError("kernels are not recorded: cuda-gdb has this process, and it excludes CUPTI")
         except RecorderError as error:
             self._complain(str(error))
         else:

@@ -15,7 +15,7 @@ from typing import Any
 import fake_records
 import pytest
 from fake_cupti import ERROR_CODES
-from fake_gpu import FakeGpu, read_table
+from fake_gpu import FakeGpu, final_process, read_table
 
 from nanalyze import recorder
 from nanalyze.recorder import coexistence, cupti
@@ -482,3 +482,32 @@ def test_the_holder_of_the_subscription_is_named_where_cupti_can_tell(
         pass
     assert "(39)" in (said := capsys.readouterr().err)
     assert "calls itself" not in said
+
+
+# --- cuda-gdb -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tracer", "comm", "found"),
+    [("0", "", None), ("7", "cuda-gdb-python3", "cuda-gdb"), ("7", "gdb", None), ("8", "", None), ("x", "", None)],
+)
+def test_nvidias_debugger_is_told_from_others(tmp_path: Path, tracer: str, comm: str, found: str | None) -> None:
+    for folder in ("self", "7"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "self" / "status").write_text(f"Name:\tpython\nTracerPid:\t{tracer}\nUid:\t0\n")
+    (tmp_path / "7" / "comm").write_text(f"{comm}\n")
+    assert coexistence.cuda_debugger(tmp_path / "self") == found
+    assert coexistence.cuda_debugger(tmp_path / "none") is None
+
+
+def test_a_process_under_cuda_gdb_is_left_alone(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nanalyze.recorder.session.cuda_debugger", lambda: "cuda-gdb")
+    with recorder.record(tmp_path / "run", samples=recorder.Samples()), recorder.annotate("mine"):
+        gpu.launch("k")
+    assert capfd.readouterr().err == (
+        "nanalyze: kernels are not recorded: cuda-gdb has this process, and it excludes CUPTI\n"
+    )
+    assert gpu.cupti.calls == {}
+    assert final_process(tmp_path / "run")["layers"] == "ranges"

@@ -479,8 +479,8 @@ def test_a_refused_device_leaves_the_others_alone(world: World, fake: FakeCupti)
     world.devices = {0, 1, 2}
     world.run(3.0)
     assert world.said == [
-        "device 1 is not sampled: cuptiPmSamplingEnable failed: CUPTI_ERROR_HARDWARE_BUSY (26): "
-        "another process (Nsight, DCGM) holds the counters: stop it"
+        "device 1 is not sampled for now: cuptiPmSamplingEnable failed: CUPTI_ERROR_HARDWARE_BUSY (26): "
+        "another process (Nsight, DCGM) holds the counters: stop it, or wait"
     ]
     assert {device: sum(row["device_id"] == device for row in world.rows) for device in range(3)} == {
         0: 297,
@@ -490,6 +490,29 @@ def test_a_refused_device_leaves_the_others_alone(world: World, fake: FakeCupti)
     assert fake.calls["cuptiPmSamplingEnable"] - len(fake.pm_configs) == 1  # it is not asked again
 
 
+def test_counters_that_another_process_took_between_two_windows_come_back(world: World, fake: FakeCupti) -> None:
+    world.at = {2.2: lambda: fake.busy.add(0), 6.0: fake.busy.clear}
+    layer = world.run(14.0, groups=THREE_GROUPS[1:])
+    assert len(world.said) == 1
+    assert "HARDWARE_BUSY" in world.said[0]
+    seconds = sorted({(row["start_ns"] - STARTED_NS) // S for row in world.rows})
+    assert seconds[:2] == [0, 1]
+    assert 3 not in seconds
+    assert min(second for second in seconds if second > 3) in range(8, 10)  # tried again 5 s after it was lost
+    expected, received = layer.losses[0]
+    assert received == len(world.rows) > 0.9 * expected
+    groups = [row["counter_group"] for row in world.rows]
+    assert {0, 1} == set(groups)
+
+
+def test_counters_that_never_come_are_asked_for_ever_less_often(world: World, fake: FakeCupti) -> None:
+    fake.busy = {0}
+    world.run(300.0)
+    assert len(world.said) == 1
+    assert world.rows == []
+    assert fake.calls["cuptiPmSamplingEnable"] == 1 + 4 + 3  # after 5, 15, 35 and 75 s, then each minute
+
+
 def test_another_holder_of_counters_that_nobody_asked_for_is_named_in_the_run_only(
     world: World, fake: FakeCupti
 ) -> None:
@@ -497,7 +520,7 @@ def test_another_holder_of_counters_that_nobody_asked_for_is_named_in_the_run_on
     world.devices = {0, 1}
     world.run(3.0, by_default=True)
     assert world.said == []
-    busy = "device 1 is not sampled: cuptiPmSamplingEnable failed: CUPTI_ERROR_HARDWARE_BUSY (26)"
+    busy = "device 1 is not sampled for now: cuptiPmSamplingEnable failed: CUPTI_ERROR_HARDWARE_BUSY (26)"
     assert [note for note in world.noted if note.startswith(busy)]
     assert {row["device_id"] for row in world.rows} == {0}
 

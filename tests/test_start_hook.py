@@ -26,7 +26,14 @@ from nanalyze.recorder.start_hook import nanalyze_start_hook as hook
 TESTS = Path(__file__).parent
 NOT_USED = "nanalyze: no process used CUDA, so nothing was recorded\n"
 STAND_INS = {
-    "torch/__init__.py": "from torch import cuda\n",
+    "torch/__init__.py": """
+import contextlib, ctypes
+def _preload_cuda_lib():
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcudart.so.99")
+_preload_cuda_lib()
+from torch import cuda
+""",
     "torch/cuda/__init__.py": """
 import sys
 initialized = []
@@ -305,6 +312,14 @@ def test_a_library_loaded_by_ctypes_starts_it(job: Job) -> None:
     assert (code, out.splitlines()[0]) == (0, "False")
     assert out.splitlines()[1].endswith("No such file or directory True")
     assert len(job.endings()) == 1
+
+
+def test_libraries_that_pytorch_loads_ahead_do_not(job: Job) -> None:
+    """Its import alone uses no CUDA: launchers, loaders' workers and the like leave nothing."""
+    program = 'import torch, sys\nprint("nanalyze.recorder" in sys.modules, torch.cuda.initialized)\n'
+    code, out, error = job.run(program, prelude="")
+    assert (code, out, error) == (0, "False []\n", NOT_USED)
+    assert not job.run_dir.exists()
 
 
 def test_ctypes_is_its_own_again_once_the_recorder_runs(job: Job) -> None:

@@ -199,12 +199,20 @@ def _listen(module: "ModuleType") -> None:
         return
 
     def opening(name: "Any", *arguments: "Any") -> "Any":
-        if any(library in str(name) for library in LIBRARIES):
+        if any(library in str(name) for library in LIBRARIES) and not _is_loaded_ahead():
             begin()
         return original(name, *arguments)
 
     module.__dict__["_dlopen"] = opening
     _wrapped.append((module, "_dlopen", original, opening))
+
+
+def _is_loaded_ahead() -> bool:
+    """Whether PyTorch's import loads the library, as it does since 2.5 in every process, whether it is used or not."""
+    frame: "Any" = sys._getframe(2)  # who called the function that is listened to
+    while frame is not None and frame.f_globals.get("__name__") == "ctypes":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "torch"
 
 
 def _watch(name: str, module: "ModuleType") -> bool:
