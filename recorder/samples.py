@@ -44,8 +44,9 @@ class Samples:
     `overhead_pct`: the share of one CPU core that sampling may take on average, in percent, by default what
     the budget of the whole recording leaves; the sampler rests between windows to keep it. `groups`:
     columns of `samples` in order of preference, by default `rundir.sampled.GROUPS`; a group that does not
-    fit one pass on the device is split. `by_default`: nobody asked for samples, so that another holder of
-    the counters, often a process of the same job, is named in the run and not on stderr.
+    fit one pass on the device is split. `by_default`: nobody asked for samples, so a device is sampled once
+    kernels of it were recorded, when the job's own start is over, and another holder of the counters, often a
+    process of the same job, is named in the run and not on stderr.
     """
 
     interval_us: float = 1000.0

@@ -41,6 +41,7 @@ OPEN_PATIENCE_S = 10.0  # for the run directory, at the job's first use of CUDA
 SYNCHRONIZE_PATIENCE_S = 10.0
 END_PATIENCE_S = 30.0  # for kernels and disk together; a disk that stands still must not keep the job from ending
 LEAST_FOR_SAMPLES = 0.25  # of the budget, where the timeline takes it all
+KEPT_BACK = 0.1  # of the budget, for the first window of each group, which is taken in advance
 
 
 def warn(message: str) -> None:
@@ -248,12 +249,13 @@ class Recorder:
 
     def _start_samples(self) -> None:
         assert self.settings.samples is not None
-        if self._cupti is None:
+        timeline = self._timeline
+        if self._cupti is None or timeline is None:
             raise RecorderError("it needs the timeline, by which samples are attributed to kernels")
         layer = SamplesLayer(
             self._cupti,
             self.settings.samples,
-            device.in_use,
+            (lambda: device.in_use() & timeline.devices_seen) if self.settings.samples.by_default else device.in_use,
             self._sampled.append,
             self._trouble.append,
             self._left_for_samples_pct,
@@ -265,7 +267,7 @@ class Recorder:
     def _left_for_samples_pct(self) -> float:
         """What the timeline leaves of the CPU budget, in percent of a core; never nothing."""
         elapsed_ns = max(time.time_ns() - self._started_ns, 1)
-        budget = self.settings.cpu_budget_pct
+        budget = (1 - KEPT_BACK) * self.settings.cpu_budget_pct
         return max(budget - 100 * self._cpu_ns / elapsed_ns, LEAST_FOR_SAMPLES * budget)
 
     def _start_nvtx(self) -> None:

@@ -781,6 +781,17 @@ def test_the_process_and_the_events_tell_about_sampling(gpu: FakeGpu, tmp_path: 
     assert int(words[4]) >= note["count"] > 0
 
 
+def test_what_nobody_asked_for_waits_for_the_first_kernels(gpu: FakeGpu, tmp_path: Path) -> None:
+    """Else the first windows, of the counters that verdicts need, are those of an idle device."""
+    with recorder.record(tmp_path / "run", samples=sampling(by_default=True), flush_s=0.1) as rec:
+        assert rec._samples is not None
+        gpu.use(0)
+        time.sleep(0.5)
+        assert gpu.cupti.pm_configs == []
+        gpu.launch("k")
+        until(lambda: len(gpu.cupti.pm_configs) >= 1)
+
+
 def test_the_recorders_cpu_time_holds_that_of_sampling(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

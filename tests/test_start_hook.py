@@ -815,11 +815,24 @@ def test_cuda_that_began_unnoticed_is_mentioned(monkeypatch: pytest.MonkeyPatch,
     hook._at_exit()
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(hook, "_has_context", lambda: True)
+    monkeypatch.setattr(hook, "_phase", hook._ARMED)
     hook._at_exit()
     assert "began in a way that was not noticed: it is not recorded" in capsys.readouterr().err
+    monkeypatch.setattr(hook, "_phase", hook._ARMED)
     monkeypatch.setattr(hook, "_armed_pid", os.getppid())  # as in a forked child
     hook._at_exit()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_driver_that_was_loaded_and_not_used_leaves_nothing(job: Job) -> None:
+    """As torchrun does, which asks whether there are GPUs: asking for a context at the end starts no recorder."""
+    source, library = job.folder / "driver.c", job.folder / "libcuda.so.1"
+    source.write_text("int cuDeviceGetCount(int *count) { return 3; }")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    code, out, error = job.run(f"import _ctypes\nprint(_ctypes.dlopen({str(library)!r}, 2) > 0)\n", prelude="")
+    assert (code, out, error) == (0, "True\n", NOT_USED)
+    assert not job.run_dir.exists()
 
 
 # --- NVTX ------------------------------------------------------------------------------------------

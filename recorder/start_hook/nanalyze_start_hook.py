@@ -209,7 +209,7 @@ def _listen(module: "ModuleType") -> None:
 
 def _is_loaded_ahead() -> bool:
     """Whether PyTorch's import loads the library, as it does since 2.5 in every process, whether it is used or not."""
-    frame: "Any" = sys._getframe(2)  # who called the function that is listened to
+    frame: Any = sys._getframe(2)  # who called the function that is listened to
     while frame is not None and frame.f_globals.get("__name__") == "ctypes":
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == "torch"
@@ -330,11 +330,13 @@ def _in_child() -> None:
 def _at_exit() -> None:
     try:
         # Not in forked children: asking a driver that was in use before the fork is not safe.
-        if _phase == _ARMED and _armed_pid == os.getpid() and _has_context():
-            _say(
-                f"process {os.getpid()} used CUDA, but began in a way that was not noticed: it is not recorded. "
-                "Name the module that brings CUDA with --start-on."
-            )
+        if _phase == _ARMED and _armed_pid == os.getpid():
+            disarm()  # first: the question itself opens the driver's library
+            if _has_context():
+                _say(
+                    f"process {os.getpid()} used CUDA, but began in a way that was not noticed: it is not recorded. "
+                    "Name the module that brings CUDA with --start-on."
+                )
         if os.environ.get("NANALYZE_RECORD_PID") == str(os.getpid()):
             _conclude()
     except Exception:  # the last line is a courtesy
