@@ -2,8 +2,8 @@
 
 A sample's counter is the sum, over all that ran in it, of the time each ran times its own rate. Over
 thousands of samples the rates follow by non-negative least squares, also for kernels far shorter than
-a sample. `attribution_normal` forms the equations in SQL, `attribution_solve` solves them,
-`attribution_counters` turns rates into counters; here they meet. docs/attribution.md derives the
+a sample. `attribution_normal` forms the equations, `attribution_solve` solves them, `attribution_counters`
+turns rates into counters; here they meet. docs/attribution.md derives the
 method, says when it fails and what was measured.
 """
 
@@ -11,86 +11,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from nanalyze.analysis import attribution_counters as derivation
-from nanalyze.analysis import sqltext
 from nanalyze.analysis.attribution_modes import Estimates, by_class
-from nanalyze.analysis.attribution_normal import Device, Equations, equations, sampled_devices
-from nanalyze.analysis.attribution_solve import INFLATION_LIMIT, Fit, fit, fit_members
-from nanalyze.rundir.sampled import BY_COLUMN, TRACING_INSTRUCTIONS
+from nanalyze.analysis.attribution_normal import Equations, equations, sampled_devices
+from nanalyze.analysis.attribution_properties import Facts
+from nanalyze.analysis.attribution_samples import Disturbances
+from nanalyze.analysis.attribution_solve import INFLATION_LIMIT, Fit
+from nanalyze.analysis.made import ATTRIBUTION, Columns
+from nanalyze.rundir.sampled import BY_COLUMN
 from nanalyze.rundir.shards import Shard
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Columns = tuple[tuple[str, str], ...]
-
-_ESTIMATE: Columns = (
-    ("kernel_class_id", "BIGINT"),
-    ("term", "VARCHAR"),
-    ("rate_per_s", "DOUBLE"),
-    ("standard_error", "DOUBLE"),
-    ("low_per_s", "DOUBLE"),
-    ("high_per_s", "DOUBLE"),
-    ("time_ns", "BIGINT"),
-)
-_SOURCE: Columns = (
-    ("device", "VARCHAR"),
-    ("counter_group", "INTEGER"),
-    ("counter", "VARCHAR"),
-    ("unit", "VARCHAR"),
-)
-
-# The relations that `attribute` fills, in schema `raw`.
-TABLES: dict[str, Columns] = {
-    "attribution": (
-        *_SOURCE,
-        *_ESTIMATE,
-        ("launches", "BIGINT"),
-        ("is_told_apart", "BOOLEAN"),
-        ("merged_terms", "BIGINT"),
-        ("variance_inflation", "DOUBLE"),
-        ("degrees", "DOUBLE"),
-    ),
-    "attribution_windows": (
-        *_SOURCE,
-        ("window_number", "INTEGER"),
-        ("start_ns", "BIGINT"),
-        ("end_ns", "BIGINT"),
-        *_ESTIMATE,
-        ("is_told_apart", "BOOLEAN"),
-    ),
-    "attribution_quality": (
-        *_SOURCE,
-        ("start_ns", "BIGINT"),
-        ("end_ns", "BIGINT"),
-        ("samples", "BIGINT"),
-        ("samples_dropped", "BIGINT"),
-        ("blocks", "BIGINT"),
-        ("terms", "BIGINT"),
-        ("terms_merged", "BIGINT"),
-        ("explained", "DOUBLE"),
-        ("mean_per_s", "DOUBLE"),
-        ("clock_method", "VARCHAR"),
-    ),
-    "sampled_counters": (
-        ("kernel_class_id", "BIGINT"),
-        ("counter", "VARCHAR"),
-        ("value", "DOUBLE"),
-        ("unit", "VARCHAR"),
-        ("standard_error", "DOUBLE"),
-        ("low", "DOUBLE"),
-        ("high", "DOUBLE"),
-        ("launches", "BIGINT"),
-        ("missing", "VARCHAR"),
-        ("lasting_error", "DOUBLE"),
-    ),
-}
-
+TABLES = ATTRIBUTION  # what `attribute` fills
 Rows = dict[str, list[tuple[object, ...]]]
 
 
@@ -102,32 +44,76 @@ def attribute(
 ) -> dict[str, pa.Table]:
     """The content of `TABLES`: estimates of every device whose samples hold any of `counters`.
 
-    `cursor` sees the schemas `raw` and `main` of a run, whose good files `shards` lists by table; temporary tables
-    are made on it. Classes whose variance inflation exceeds `inflation_limit` are merged with others. Raises
+    `cursor` sees the schemas `raw` and `main` of a run, whose good files `shards` lists by table.
+    Classes whose variance inflation exceeds `inflation_limit` are merged with others. Raises
     duckdb.Error.
     """
     rows: Rows = {name: [] for name in TABLES}
     found: dict[tuple[int, str], list[tuple[float, derivation.Value]]] = {}
     launches: dict[int, int] = {}
-    for device in sampled_devices(cursor):
-        made = equations(cursor, device, counters, shards)
-        fits = [_fitted(equation, inflation_limit) for equation in made]
-        properties = _properties(cursor, device)
-        for equation, solved in zip(made, fits, strict=True):
-            rows["attribution_quality"] += _quality(equation, solved, derivation.clock_method(equation, properties))
-            if solved is not None:
-                rows["attribution"] += _estimates(equation, solved)
-                rows["attribution_windows"] += _windows(equation, solved)
-        _collect(found, launches, _rates(properties, made, fits))
+    # Its threads wait for each other by spinning: where other work holds cores, ten times as long as without them.
+    with threadpool_limits(limits=1, user_api="blas"):
+        for solved in _solved_devices(cursor, counters, shards, inflation_limit):
+            for name, own in solved.rows.items():
+                rows[name] += own
+            _collect(found, launches, solved)
     for (class_id, counter), values in sorted(found.items()):
         rows["sampled_counters"].append(_counter_row(class_id, counter, derivation.combined(values), launches))
     return {name: _table(columns, rows[name]) for name, columns in TABLES.items()}
 
 
+@dataclass
+class _Solved:
+    """What came of one device: rows of some of `TABLES`, counters of classes with their time, and launches."""
+
+    rows: Rows
+    counters: list[tuple[int, str, float, derivation.Value]] = field(default_factory=list)
+    launches: dict[int, int] = field(default_factory=dict)
+
+
+def _solved_devices(
+    cursor: duckdb.DuckDBPyConnection, counters: Sequence[str], shards: Mapping[str, Sequence[Shard]], limit: float
+) -> Iterator[_Solved]:
+    """Devices in order. While the equations of one are solved in a thread, those of the next are formed.
+
+    Each of the two takes about half of the time, most of it without the interpreter's lock; all that `cursor` does it
+    does in the caller's thread, so that it can be interrupted.
+    """
+    disturbances, facts = Disturbances.of(cursor), Facts.of(cursor)
+    with ThreadPoolExecutor(1) as pool:
+        solving: Future[_Solved] | None = None
+        for device in sampled_devices(cursor):
+            made = equations(cursor, device, counters, shards, disturbances)
+            properties = facts.properties(cursor, device.owners)
+            if solving is not None:
+                yield solving.result()
+            solving = pool.submit(_solved, made, properties, limit)
+            del made  # some hundred MB: no more than two devices' at any moment
+        if solving is not None:
+            yield solving.result()
+
+
+def _solved(made: Sequence[Equations], properties: derivation.Properties, limit: float) -> _Solved:
+    for equation in made:
+        equation.sm_shares = properties.sm_shares
+    fits = [_fitted(equation, limit) for equation in made]
+    found = _Solved({"attribution_quality": [], "attribution": [], "attribution_windows": []})
+    for equation, own in zip(made, fits, strict=True):
+        clock = derivation.clock_method(equation, properties)
+        found.rows["attribution_quality"] += _quality(equation, own, clock)
+        if own is not None:
+            found.rows["attribution"] += _estimates(equation, own)
+            found.rows["attribution_windows"] += _windows(equation, own)
+    rates = _rates(properties, made, fits)
+    if rates is not None:
+        found.counters, found.launches = list(_counters(rates)), _launches(rates)
+    return found
+
+
 def _fitted(equation: Equations, limit: float) -> Fit | None:
     if not len(equation.blocks.samples) or not equation.counters:
         return None
-    return fit(equation.blocks, limit, [terms for terms in equation.classes() if len(terms) > 1])
+    return equation.fit(limit)
 
 
 # --- rows ------------------------------------------------------------------------------------------
@@ -176,7 +162,7 @@ def _windows(equation: Equations, solved: Fit) -> Iterator[tuple[object, ...]]:
     for number in range(equation.windows if equation.windows > 1 else 0):
         inside = np.arange(count) * equation.windows // count == number
         time_ms = equation.time_ms[inside].sum(axis=0)
-        found = by_class(fit_members(equation.blocks.take(inside), solved.members, solved.uneven), classes, time_ms)
+        found = by_class(equation.fit_window(inside, solved), classes, time_ms)
         span = (number, int(equation.start_ns[inside].min()), int(equation.end_ns[inside].max()))
         for place, counter in enumerate(equation.counters):
             for at in np.flatnonzero(found.merged).tolist():
@@ -233,57 +219,27 @@ def _rates(
     return derivation.DeviceRates([e for e, _ in solved], [f for _, f in solved], properties)
 
 
-def _collect(
-    found: dict[tuple[int, str], list[tuple[float, derivation.Value]]],
-    launches: dict[int, int],
-    rates: derivation.DeviceRates | None,
-) -> None:
-    if rates is None:
-        return
+def _counters(rates: derivation.DeviceRates) -> Iterator[tuple[int, str, float, derivation.Value]]:
+    """Class, counter, sampled time in ms and value."""
+    time_ms = rates.time_ms.tolist()
     for counter, values in derivation.derived(rates).items():
-        for class_id, time, value in zip(rates.identifiers, rates.time_ms.tolist(), values, strict=True):
+        for class_id, time, value in zip(rates.identifiers, time_ms, values, strict=True):
             if class_id is not None and value is not None and time > 0:
-                found.setdefault((class_id, counter), []).append((time, value))
+                yield class_id, counter, time, value
+
+
+def _launches(rates: derivation.DeviceRates) -> dict[int, int]:
+    found: dict[int, int] = {}
     for class_id, count in zip(rates.identifiers, rates.launches, strict=True):
         if class_id is not None:
-            launches[class_id] = launches.get(class_id, 0) + count
+            found[class_id] = found.get(class_id, 0) + count
+    return found
 
 
-def _properties(cursor: duckdb.DuckDBPyConnection, device: Device) -> derivation.Properties:
-    pairs = ", ".join(f"({sqltext.literal(process)}, {number})" for process, number in device.owners)
-    owned = f"(process, device_id) IN ({pairs})"
-    found = cursor.execute(f"SELECT * FROM devices WHERE {owned} ORDER BY process, device_id LIMIT 1")
-    names = [column[0] for column in found.description or []]
-    row: tuple[Any, ...] = (found.fetchall() or [()])[0]
-    values = {
-        name: float(value)
-        for name, value in zip(names, row, strict=False)
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    readings = cursor.execute(
-        f"SELECT time_ns, sm_clock_hz, memory_clock_hz FROM device_state WHERE {owned} ORDER BY ALL"
-    ).fetchall()
-    added = _tracing_instructions(cursor, device, values)
-    return derivation.Properties(values, _readings(readings, 1), _readings(readings, 2), added)
-
-
-def _tracing_instructions(
-    cursor: duckdb.DuckDBPyConnection, device: Device, values: Mapping[str, float]
-) -> dict[int | None, float]:
-    """Warp instructions that CUPTI added to a launch of each class; none where no CUPTI timed the kernels."""
-    each = TRACING_INSTRUCTIONS.get((int(values.get("cc_major", 0)), int(values.get("cc_minor", 0))))
-    processes = ", ".join(sqltext.literal(process) for process, _ in device.owners)
-    timed = f"SELECT count(*) FROM processes WHERE process IN ({processes}) AND cupti_version IS NOT NULL"
-    if each is None or not cursor.execute(timed).fetchall()[0][0]:
-        return {}
-    found = cursor.execute(
-        "SELECT kernel_class_id, grid_x::DOUBLE * grid_y * grid_z * ceil(block_x::DOUBLE * block_y * block_z / ?) "
-        "FROM kernel_classes",
-        [values.get("warp_size", 32.0)],
-    ).fetchall()
-    return {class_id: each * warps for class_id, warps in found if warps is not None}
-
-
-def _readings(rows: Sequence[tuple[Any, ...]], column: int) -> tuple[Any, Any]:
-    known = [(row[0], row[column]) for row in rows if row[column] is not None and row[column] > 0]
-    return np.array([at for at, _ in known], dtype=float), np.array([value for _, value in known], dtype=float)
+def _collect(
+    found: dict[tuple[int, str], list[tuple[float, derivation.Value]]], launches: dict[int, int], solved: _Solved
+) -> None:
+    for class_id, counter, time, value in solved.counters:
+        found.setdefault((class_id, counter), []).append((time, value))
+    for class_id, count in solved.launches.items():
+        launches[class_id] = launches.get(class_id, 0) + count

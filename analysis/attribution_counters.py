@@ -8,7 +8,7 @@ warps and active cycles of the same samples, have the interval of their ratio an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from nanalyze.analysis import settings
 from nanalyze.analysis.attribution_modes import by_class
 from nanalyze.analysis.attribution_normal import Equations
-from nanalyze.analysis.attribution_solve import Array, Fit
+from nanalyze.analysis.attribution_samples import CYCLES
+from nanalyze.analysis.attribution_solve import Array, Fit, towards_mean
 from nanalyze.rundir import counters, sampled
 
 # A part that stays below it changes no verdict, so it need not be named as missing.
@@ -27,27 +28,30 @@ _MATTERS = next(setting.value for setting in settings.SETTINGS if setting.name =
 # Samples and exact counters of the same steps differ in total by up to 2 %, whatever the number of samples: the
 # standard error of a counter has this share of its value in addition. Chosen on one recording (docs/attribution.md).
 SYSTEMATIC = 0.01
+# What a launch reads from DRAM and writes there depends on what L2 holds when it begins and keeps when it ends. From
+# one exact measurement of it to the next this varies by so much of L2's size, standard deviation (docs/attribution.md).
+KEPT = 0.08
+CACHED = ("dram_read_bytes", "dram_write_bytes")
 # Influence of what is believed beforehand, beside those of blocks of samples.
 _PRIOR = -1
-# Launches begin to count later than their start says, and end to earlier, by up to this: what is counted in between
-# goes to neighbours, or comes from them. Chosen so that intervals hold on recorded steps (docs/attribution.md).
-EDGE_MS = 2e-3
-# Relative error below which a class's own clock says how much clocks differ between classes.
-_TRUSTED = 0.02
-_LEAST_SPREAD = 0.01
+# Counters begin and end at other instants than launches, each differently, by this: what is counted in between goes to
+# neighbours, or comes from them. Chosen on one recording, where intervals hold on others too (docs/attribution.md).
+EDGE_MS = 1e-3
 
 
 @dataclass
 class Properties:
     """What a device can do; NaN where it is not known. Clock readings are (ns, Hz).
 
-    `tracing_instructions` is what recording added to a launch, by kernel class.
+    By kernel class: `tracing_instructions` is what recording added to a launch, `sm_shares` the share of the SMs that
+    its blocks can use, where that is not all.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
     sm_clock: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
     memory_clock: tuple[Array, Array] = (np.zeros(0), np.zeros(0))
     tracing_instructions: Mapping[int | None, float] = field(default_factory=dict)
+    sm_shares: Mapping[int | None, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float:
         return self.values.get(name, math.nan)
@@ -209,20 +213,26 @@ class DeviceRates:
         None where no cycles were sampled.
         """
         mean = self.clock_ghz() * self.properties["sm_count"] * 1e6
-        both = {beside, "sm_cycles_elapsed"}
-        own = self.rate("sm_cycles_elapsed", beside)
+        both = {beside, CYCLES}
+        own = self.rate(CYCLES, beside)
         if own is None or (_is_on_sm_clock(beside) and not any(both <= set(e.counters) for e in self.equations)):
             return None
         mean = np.where(np.isnan(mean), own.value, mean)
-        error, time = own.standard_error, np.where(np.isnan(own.value + mean), 0.0, self.time_ms)
-        off = np.nan_to_num(own.value / mean - 1)
-        noise = np.nan_to_num(error / mean)
-        trusted = noise < _TRUSTED
-        spread = _weighted_spread(off[trusted], time[trusted])
-        trust = np.where(np.isnan(own.value), 0.0, spread**2 / (spread**2 + noise**2))
+        unknown = np.isnan(own.value + mean)
+        off, noise = np.nan_to_num(own.value / mean - 1), np.nan_to_num(own.standard_error / mean)
+        trust, left = towards_mean(off, noise, np.where(unknown, 0.0, self.time_ms), self._explained(CYCLES))
+        trust = np.where(np.isnan(own.value), 0.0, trust)
         influence = {f: np.nan_to_num(part) * trust for f, part in own.influence.items()}
-        influence[_PRIOR] = (mean * spread * np.sqrt(1 - trust))[None, :]
+        influence[_PRIOR] = (mean * left)[None, :]
         return Quantity(mean * (1 + trust * off), influence, own.degrees)
+
+    def _explained(self, column: str) -> float:
+        """How much of a column's variation is explained, in the group where that is the least; NaN if nobody knows."""
+        found = [f.explained[e.counters.index(column)] for e, f in self._both() if column in e.counters]
+        return min((float(value) for value in found if math.isfinite(value)), default=math.nan)
+
+    def _both(self) -> Iterator[tuple[Equations, Fit]]:
+        return zip(self.equations, self.fits, strict=True)
 
     def clock_ghz(self) -> Array:
         """SM clock while each class ran, by `clock_method`."""
@@ -263,9 +273,9 @@ def _edge(column: str) -> int:
 
 
 def _sampled_cycles(equation: Equations) -> Array | None:
-    if "sm_cycles_elapsed" not in equation.counters:
+    if CYCLES not in equation.counters:
         return None
-    cycles: Array = equation.total[:, equation.counters.index("sm_cycles_elapsed")]
+    cycles: Array = equation.total[:, equation.counters.index(CYCLES)]
     return cycles if np.any(cycles > 0) else None
 
 
@@ -283,13 +293,6 @@ def _read(readings: tuple[Array, Array], equation: Equations, without: float) ->
     at, value = readings
     middle = (equation.start_ns + equation.end_ns) / 2
     return np.interp(middle, at, value) if len(at) else np.full(len(middle), without)
-
-
-def _weighted_spread(off: Array, time: Array) -> float:
-    """Root mean square of relative deviations, by time."""
-    if not time.sum() > 0:
-        return _LEAST_SPREAD
-    return max(float(np.sqrt(np.average(np.square(off), weights=time))), _LEAST_SPREAD)
 
 
 # --- formulas --------------------------------------------------------------------------------------
@@ -315,7 +318,7 @@ def derived(rates: DeviceRates) -> dict[str, list[Value | None]]:
 
 
 def _clocks(rates: DeviceRates) -> list[Value | None]:
-    cycles, apart = rates.sm_cycles("sm_cycles_elapsed"), rates.is_told_apart
+    cycles, apart = rates.sm_cycles(CYCLES), rates.is_told_apart
     hertz = 1e9 * rates.clock_ghz() if cycles is None else 1e3 * cycles.value / rates.properties["sm_count"]
     return [_certain(value) if a and not math.isnan(value) else None for value, a in zip(hertz, apart, strict=True)]
 
@@ -332,7 +335,7 @@ def _evaluated(formula: sampled.Formula, rates: DeviceRates) -> Quantity | None:
     first = formula.numerator[0]
     is_of_cycles = formula.denominator == "sm_cycles" or _is_on_sm_clock(first)
     column = formula.denominator if formula.denominator in sampled.BY_COLUMN else None
-    parts = [rates.rate(name, "sm_cycles_elapsed" if is_of_cycles else column) for name in formula.numerator]
+    parts = [rates.rate(name, CYCLES if is_of_cycles else column) for name in formula.numerator]
     if any(part is None for part in parts):
         return None
     result = parts[0]
@@ -349,7 +352,17 @@ def _evaluated(formula: sampled.Formula, rates: DeviceRates) -> Quantity | None:
         below = rates.sm_cycles(first)
         if below is not None:
             return result.over(below).scaled(scale)
-    return result.scaled(scale * _known_denominator(formula.denominator, rates))
+    result = result.scaled(scale * _known_denominator(formula.denominator, rates))
+    if first in CACHED and formula.denominator == "launch":
+        result.influence[_PRIOR] = _kept(rates)[None, :]
+    return result
+
+
+def _kept(rates: DeviceRates) -> Array:
+    """Bytes a launch of each class that L2 may have kept from an earlier one, or keep for a later one (K,)."""
+    most = np.full(len(rates.classes), KEPT * np.nan_to_num(rates.properties["l2_bytes"]))
+    moved = rates.rate("l2_bytes")
+    return most if moved is None else np.fmin(most, np.nan_to_num(moved.value * rates.mean_ms, nan=np.inf))
 
 
 def _known_denominator(name: str, rates: DeviceRates) -> Array | float:

@@ -7,6 +7,7 @@ durations is a term of its own in the equations; what is reported is the class, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,12 +28,13 @@ UNSEEN_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Mode:
-    """Launches whose durations lie in bins [first, end)."""
+    """Launches whose durations lie in bins [first, end); `spread` is their relative standard deviation."""
 
     first: int
     end: int
     launches: int
     mean_ns: float
+    spread: float = 0.0
 
 
 def modes(bins: NDArray[np.int64], launches: Array, time_ns: Array) -> list[Mode]:
@@ -42,18 +44,21 @@ def modes(bins: NDArray[np.int64], launches: Array, time_ns: Array) -> list[Mode
     found = []
     for number in range(len(edges) + 1):
         own = label == number
-        count, time = launches[own].sum(), time_ns[own].sum()
         first = edges[number - 1] if number else bins[0]
         end = edges[number] if number < len(edges) else bins[-1] + 1
-        found.append(Mode(int(first), int(end), int(count), float(time / count)))
+        found.append(_mode(int(first), int(end), launches[own], time_ns[own]))
     return found
 
 
 def whole(bins: NDArray[np.int64], launches: Array, time_ns: Array) -> Mode:
     """The class as one mode."""
-    count = launches.sum()
-    mean = float(time_ns.sum() / count)
-    return Mode(int(bins[0]), int(bins[-1]) + 1, int(count), mean)
+    return _mode(int(bins[0]), int(bins[-1]) + 1, launches, time_ns)
+
+
+def _mode(first: int, end: int, launches: Array, time_ns: Array) -> Mode:
+    count, mean = launches.sum(), time_ns.sum() / launches.sum()
+    between = np.average(np.square(time_ns / launches.clip(min=1) / mean - 1), weights=launches)
+    return Mode(first, end, int(count), float(mean), math.sqrt(between + BIN**2 / 12))
 
 
 def _edges(bins: NDArray[np.int64], launches: Array) -> list[int]:

@@ -1,6 +1,6 @@
 """Forms the normal equations of the attribution from samples and launches, some thousand samples at a time.
 
-Which samples are usable and how they are divided is SQL's; how long each term ran in each of them is worked out in
+Which samples are usable says `attribution_samples`; how long each term ran in each of them is worked out in
 `attribution_design`, and the sums of products are numpy's.
 """
 
@@ -9,30 +9,50 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import duckdb
 import numpy as np
+from numpy.typing import NDArray
 
 from nanalyze.analysis import attribution_design as design
-from nanalyze.analysis import sqltext
 from nanalyze.analysis.attribution_modes import BIN, Mode, modes, whole
-from nanalyze.analysis.attribution_solve import Array, Blocks, Indices
-from nanalyze.analysis.launch_reader import Columns, Integers
+from nanalyze.analysis.attribution_samples import CYCLES, Disturbances, Group, load, owned
+from nanalyze.analysis.attribution_solve import (
+    Array,
+    Blocks,
+    Course,
+    Fit,
+    Flags,
+    Indices,
+    fit_members,
+    told_apart,
+    towards_mean,
+)
+from nanalyze.analysis.launch_reader import Columns
 from nanalyze.rundir.sampled import BY_COLUMN
 from nanalyze.rundir.shards import Shard
 
 MOST_TERMS = 400  # beyond, the classes with the least time share one term
-MOST_PROFILES = 100  # of those with the most time
+MOST_UNEVEN = 350  # columns of profiles and paces, over all terms
+PROFILE_NS = 25_000  # for each of it a degree, two at least: where a launch is long, samples tell more of its course
+CUT = 0.17  # share of a launch by which it is counted wrongly where a sample's edge cuts it; orders columns, no more
+# Durations that vary by less, relative: it makes no difference whether longer launches do more work.
+STEADY = 0.01
+# Counts of time itself, whatever runs: launches do not count as so much of them each.
+TIMED = (CYCLES, "dram_cycles_elapsed")
+# The most that a unit can count a cycle of an SM: warps by the slots that any has, bytes by twice the width of its port
+# to L2 in both directions.
+A_CYCLE = {"sm_cycles_active": 1.0, "inst": 4.0, "issue_active_cycles": 4.0, "warps_active": 64.0, "l2_bytes": 256.0}
+# A launch of few blocks leaves most SMs alone. Times by which its bound is raised, since it works for up to a
+# microsecond longer than its times say, which for a short one is half of them.
+REACH = 1.5
 WINDOW_SAMPLES = 10_000
 MOST_WINDOWS = 24
 BLOCKS_ALONE = 400
 BLOCKS_A_WINDOW = 50
 FEWEST_SAMPLES = 80
 GRAM_BYTES = 128_000_000
-LONGEST_SAMPLE = 20  # times the usual length
-# A sample whose SM clock is below this share of both neighbours' was cut short: it lacks SM counts.
-CUT_SHORT = 0.75
 
 
 @dataclass(frozen=True)
@@ -45,20 +65,26 @@ class Device:
 
 @dataclass(frozen=True)
 class Term:
-    """What a rate is estimated for: kind is idle, kernel (one mode of a class), other or copy; `label` says it."""
+    """What a rate is estimated for: kind is idle, kernel (one mode of a class), other or copy; `label` says it.
+
+    `spread` is the relative standard deviation of its durations.
+    """
 
     kind: str
     label: str
     kernel_class_id: int | None = None
     launches: int = 0
     mean_ns: float = 0.0
+    spread: float = 0.0
 
 
 @dataclass
 class Equations:
     """One counter group of one device: its counters, blocks, their spans and what was left out.
 
-    start_ns, end_ns, elapsed_ns (B,); time_ms (B, P): time of each term; total (B, C): sums of the counters.
+    start_ns, end_ns, elapsed_ns (B,); time_ms (B, P): time of each term, work_ms the same with launches at their mean
+    length; total (B, C): sums of the counters. `blocks` count launches, `times` the time that each term ran.
+    `sm_shares` are the shares of the SMs that launches of a class can use, where not all.
     """
 
     device: Device
@@ -66,14 +92,17 @@ class Equations:
     counters: list[str]
     terms: list[Term]
     blocks: Blocks
+    times: Blocks
     windows: int
     start_ns: Array
     end_ns: Array
     elapsed_ns: Array
     time_ms: Array
+    work_ms: Array
     total: Array
     samples: int
     dropped: int
+    sm_shares: Mapping[int | None, float] = field(default_factory=dict)
 
     def classes(self) -> list[list[int]]:
         """Terms by what is reported: those of one kernel class together, all others alone."""
@@ -81,6 +110,63 @@ class Equations:
         for number, term in enumerate(self.terms):
             found.setdefault(term.kernel_class_id if term.kind == "kernel" else term.label, []).append(number)
         return list(found.values())
+
+    @property
+    def timed(self) -> Flags:
+        """Which counters count time itself (C,)."""
+        return np.isin(np.array(self.counters), TIMED)
+
+    def fit(self, limit: float) -> Fit:
+        """Rates of all terms, those that cannot be told apart merged: whose variance inflation is above `limit`."""
+        kin = [terms for terms in self.classes() if len(terms) > 1]
+        members = told_apart(self.blocks.gram[:, : self.blocks.terms, : self.blocks.terms].sum(axis=0), limit, kin)
+        return self._fit(self.blocks, self.times, members)
+
+    def fit_window(self, inside: Flags, whole: Fit) -> Fit:
+        """The same from the blocks `inside` alone, merged as in `whole`: rates while the terms ran in these."""
+        found = self._fit(self.blocks.take(inside), self.times.take(inside), whole.members, whole.course)
+        # Launches count as their mean length over the run, which is not that of the window.
+        worked, ran = (time[inside].sum(axis=0) for time in (self.work_ms, self.time_ms))
+        pace = np.array([worked[terms].sum() / ran[terms].sum() for terms in found.members])
+        return found.scaled(np.where(whole.course.by_time, 1.0, pace[:, None]))
+
+    def _fit(self, blocks: Blocks, times: Blocks, members: list[list[int]], course: Course | None = None) -> Fit:
+        ran = np.einsum("bpp->p", blocks.gram)[: blocks.terms] > 0
+        members = [terms for terms in members if ran[terms].any()]
+        clocks = None
+        if CYCLES in self.counters:
+            own = np.array([self.counters.index(CYCLES)])
+            by_time = Course(np.ones(1, np.bool_), np.zeros(1, np.bool_)) if course else None
+            clocks = fit_members(blocks.of(own), times.of(own), members, np.ones(1, np.bool_), by_time)
+        return fit_members(blocks, times, members, self.timed, course, self._peaks(clocks))
+
+    def _peaks(self, clocks: Fit | None) -> Array | None:
+        """The most that rates can be (P, C) at the clocks that ran, infinite if unknown; None without clocks."""
+        if clocks is None:
+            return None
+        mean = self.total[:, self.counters.index(CYCLES)].sum() / self.elapsed_ns.sum() * 1e6
+        if not mean > 0:
+            return None
+        off, noise = clocks.rate[:, 0] / mean - 1, clocks.standard_error[:, 0] / mean
+        time = self.time_ms.sum(axis=0)
+        spent = np.array([time[terms].sum() for terms in clocks.members])
+        believed = towards_mean(off, noise, spent, float(clocks.explained[0]))[0]
+        cycles = mean * (1 + believed * off)
+        reached = np.array([max(self._sm_share(self.terms[term]) for term in terms) for terms in clocks.members])
+        peaks = np.full((len(cycles), len(self.counters)), np.inf)
+        for place, counter in enumerate(self.counters):
+            if counter in A_CYCLE:
+                peaks[:, place] = A_CYCLE[counter] * cycles * reached
+            elif counter in BY_COLUMN and BY_COLUMN[counter].is_on_sm_clock:
+                peaks[:, place] = 1e6 * cycles / mean * reached  # they are as at the mean clock
+            elif counter in BY_COLUMN and BY_COLUMN[counter].is_busy_time:
+                peaks[:, place] = 1e6
+        return peaks
+
+    def _sm_share(self, term: Term) -> float:
+        """Of the SMs, how many a term can keep busy; 1 for what is no kernel."""
+        share = self.sm_shares.get(term.kernel_class_id, 1.0) if term.kind == "kernel" else 1.0
+        return min(REACH * share, 1.0)
 
     def term_time(self) -> Array:
         """How long each term ran in all (P,), in ms; of kernels also outside of samples, so modes have their share."""
@@ -90,9 +176,8 @@ class Equations:
 
 @dataclass(frozen=True)
 class _Group:
-    """How a counter group's samples are divided: `place` is its position among the equations."""
+    """How a counter group's samples are divided."""
 
-    place: int
     group: int
     counters: tuple[str, ...]
     samples: int
@@ -122,139 +207,30 @@ def sampled_devices(cursor: duckdb.DuckDBPyConnection) -> list[Device]:
 
 
 def equations(
-    cursor: duckdb.DuckDBPyConnection, device: Device, counters: Sequence[str], shards: Mapping[str, Sequence[Shard]]
+    cursor: duckdb.DuckDBPyConnection,
+    device: Device,
+    counters: Sequence[str],
+    shards: Mapping[str, Sequence[Shard]],
+    disturbances: Disturbances,
 ) -> list[Equations]:
     """The equations of each counter group of `device`; a group with too few samples has no blocks.
 
-    `counters` are the columns of `samples` that hold one, `shards` the good files by table. The cursor gets temporary
-    tables.
+    `counters` are the columns of `samples` that hold one, `shards` the good files by table.
     """
-    width, groups = _load_samples(cursor, device, counters)
-    if not groups:
+    width, samples = load(cursor, device.owners, counters, shards["samples"], disturbances)
+    if not samples:
         return []
-    first, last = cursor.execute("SELECT min(start_ns), max(end_ns) FROM attr_samples").fetchall()[0]
-    terms, assigned = _found_terms(cursor, device, first or 0, last or 0)
-    layout = design.Layout.of(len(terms), _profiled(terms))
-    made = [_empty(device, group, terms, layout) for group in groups]
-    if first is not None:
-        _number_blocks(cursor, groups := [_divided(group, layout.columns) for group in groups])
-        made = [_empty(device, group, terms, layout) for group in groups]
-        _add_all(cursor, made, design.in_order(cursor, device.owners, shards, assigned), layout, width)
+    first = min((int(own.start_ns[0]) for own in samples if len(own)), default=0)
+    last = max((int(own.end_ns.max()) for own in samples if len(own)), default=0)
+    terms, assigned = _found_terms(cursor, device, first, last)
+    layout = _layout(terms)
+    made = [_empty(device, _divided(own, layout), terms, layout) for own in samples]
+    if any(len(own) for own in samples):
+        _add_all(made, samples, design.in_order(cursor, device.owners, shards, assigned), layout, width)
     return made
 
 
-# --- loading ---------------------------------------------------------------------------------------
-
-
-def _owned(device: Device, alias: str) -> str:
-    pairs = ", ".join(f"({sqltext.literal(process)}, {number})" for process, number in device.owners)
-    return f"({alias}.process, {alias}.device_id) IN ({pairs})"
-
-
-def _load_samples(
-    cursor: duckdb.DuckDBPyConnection, device: Device, counters: Sequence[str]
-) -> tuple[int, list[_Group]]:
-    """Temporary table attr_samples with the usable samples; the usual length and the groups."""
-    owned = _owned(device, "s")
-    counts = ", ".join(f"count(s.{sqltext.name(c)})" for c in counters) or "0"
-    rows = cursor.execute(
-        f"SELECT s.counter_group, count(*), {counts} FROM raw.samples AS s WHERE {owned} GROUP BY 1 ORDER BY 1"
-    ).fetchall()
-    # A column that less than half of a group's samples have is none of that group's.
-    present = {row[0]: [c for c, n in zip(counters, row[2:], strict=False) if 2 * n > row[1]] for row in rows}
-    usual = cursor.execute(
-        f"SELECT median(s.end_ns - s.start_ns) FROM raw.samples AS s WHERE {owned} AND s.end_ns > s.start_ns"
-    ).fetchall()[0][0]
-    width = max(int(usual or 1), 1000)
-    used = sorted({c for columns in present.values() for c in columns})
-    usable = " ".join(f"WHEN {g} THEN {_all_usable(columns)}" for g, columns in present.items())
-    cursor.execute("CREATE OR REPLACE TEMP TABLE attr_busy_buckets AS " + _replayed_buckets(device, width))
-    cursor.execute("CREATE OR REPLACE TEMP TABLE attr_pauses AS " + _paused(device))
-    has_cycles = "sm_cycles_elapsed" in used
-    chosen = "".join(f", {_at_mean_clock(c, has_cycles)} AS {sqltext.name(c)}" for c in used)
-    # A copy first: of a Parquet file DuckDB 2.0 folds even isnan(x) to false, because the file's
-    # statistics leave NaN out.
-    cursor.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE attr_loaded AS
-        SELECT s.counter_group, s.start_ns, s.end_ns{"".join(f", s.{sqltext.name(c)}" for c in used)},
-            {_is_cut_short(width) if has_cycles else "FALSE"} AS is_cut_short
-        FROM raw.samples AS s WHERE {owned}
-        """
-    )
-    cursor.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE attr_samples AS
-        SELECT
-            row_number() OVER (ORDER BY s.start_ns, s.counter_group) AS sample,
-            row_number() OVER (PARTITION BY s.counter_group ORDER BY s.start_ns) - 1 AS place,
-            s.counter_group, s.start_ns, s.end_ns, CAST(0 AS INTEGER) AS block, CAST(0 AS INTEGER) AS equation{chosen}
-        FROM attr_loaded AS s
-        ASOF LEFT JOIN attr_pauses AS p ON s.end_ns > p.start_ns
-        WHERE NOT s.is_cut_short AND s.end_ns > s.start_ns AND s.end_ns - s.start_ns <= {LONGEST_SAMPLE * width}
-            AND s.start_ns BETWEEN 0 AND 4000000000000000000
-            AND CASE s.counter_group {usable} END
-            AND s.start_ns // {width} NOT IN (SELECT bucket FROM attr_busy_buckets)
-            AND s.end_ns // {width} NOT IN (SELECT bucket FROM attr_busy_buckets)
-            AND COALESCE(p.until_ns <= s.start_ns, TRUE)
-        WINDOW by_group AS (PARTITION BY s.counter_group)
-        """
-        if rows
-        else "CREATE OR REPLACE TEMP TABLE attr_samples AS SELECT 0 AS start_ns, 0 AS end_ns WHERE FALSE"
-    )
-    cursor.execute("DROP TABLE attr_loaded")
-    kept = (
-        dict(cursor.execute("SELECT counter_group, count(*) FROM attr_samples GROUP BY 1").fetchall()) if rows else {}
-    )
-    return width, [
-        _Group(place, g, tuple(present[g]), kept.get(g, 0), seen, 1, 0) for place, (g, seen, *_) in enumerate(rows)
-    ]
-
-
-def _all_usable(columns: Sequence[str]) -> str:
-    tests = [f"(s.{n} BETWEEN 0 AND 1e30 AND NOT isnan(s.{n}))" for n in map(sqltext.name, columns)]
-    return "COALESCE(" + " AND ".join(tests) + ", FALSE)" if tests else "FALSE"
-
-
-def _is_cut_short(width: int) -> str:
-    """Whether a sample has fewer SM cycles than its neighbours' clock would give: what it lacks is nowhere."""
-    clock = "(s.sm_cycles_elapsed / greatest(s.end_ns - s.start_ns, 1))"
-    side = "(PARTITION BY s.process, s.device_id, s.counter_group ORDER BY s.start_ns)"
-    near = f"abs({{0}}(s.start_ns) OVER {side} - s.start_ns) <= {LONGEST_SAMPLE * width}"
-    beside = ", ".join(f"CASE WHEN {near.format(way)} THEN {way}{clock} OVER {side} END" for way in ("lag", "lead"))
-    return f"COALESCE({clock} < {CUT_SHORT} * least({beside}), FALSE)"
-
-
-def _at_mean_clock(column: str, has_cycles: bool) -> str:
-    """Busy time of units on the SM clock, at the group's mean clock: then it adds up across clocks that differ."""
-    own = f"s.{sqltext.name(column)}"
-    if not has_cycles or column not in BY_COLUMN or not BY_COLUMN[column].is_on_sm_clock:
-        return own
-    cycles, length = "s.sm_cycles_elapsed", "(s.end_ns - s.start_ns)"
-    mean = f"(sum({cycles}) OVER by_group / sum(CASE WHEN {cycles} IS NOT NULL THEN {length} END) OVER by_group)"
-    return f"COALESCE({own} * {cycles} / {length} / {mean}, {own})"
-
-
-def _paused(device: Device) -> str:
-    """When a process that uses the device did not record what it ran there; until_ns is the latest end so far."""
-    processes = ", ".join(sorted({sqltext.literal(process) for process, _ in device.owners}))
-    return f"""
-        SELECT start_ns, max(end_ns) OVER (ORDER BY start_ns) AS until_ns
-        FROM _pause_spans WHERE process IN ({processes})
-    """
-
-
-def _replayed_buckets(device: Device, width: int) -> str:
-    """Buckets in which a launch was replayed for exact counters: it has no times, so it explains no sample."""
-    return f"""
-        SELECT DISTINCT unnest(range((measured_ns - cost_ns) // {width}, measured_ns // {width} + 1)) AS bucket
-        FROM (
-            SELECT e.measured_ns, max(e.cost_ns) AS cost_ns FROM raw.exact AS e
-            WHERE {_owned(device, "e")} AND e.cost_ns BETWEEN 0 AND 600000000000
-                AND e.measured_ns BETWEEN 0 AND 4000000000000000000
-            GROUP BY e.measured_ns
-        ) AS measured
-    """
+# --- terms -----------------------------------------------------------------------------------------
 
 
 def _found_terms(
@@ -265,15 +241,15 @@ def _found_terms(
         duration_ns BETWEEN 1 AND 1000000000000000 AND start_ns BETWEEN 0 AND 4000000000000000000
         AND start_ns < {last} AND start_ns + duration_ns > {first}
     """
-    kernels = _modes(cursor, f"{_owned(device, 'k')} AND {timed}")
+    kernels = _modes(cursor, f"{owned(device.owners, 'k')} AND {timed}")
     kinds = [
         kind
         for (kind,) in cursor.execute(
-            f"SELECT DISTINCT c.kind FROM raw.copies AS c WHERE {_owned(device, 'c')} AND {timed} ORDER BY 1"
+            f"SELECT DISTINCT c.kind FROM raw.copies AS c WHERE {owned(device.owners, 'c')} AND {timed} ORDER BY 1"
         ).fetchall()
     ]
     terms = [Term("idle", "idle")]
-    terms += [Term("kernel", "kernel", c, mode.launches, mode.mean_ns) for c, mode in kernels.kept]
+    terms += [Term("kernel", "kernel", c, mode.launches, mode.mean_ns, mode.spread) for c, mode in kernels.kept]
     other = len(terms)
     if kernels.others:
         terms.append(Term("other", f"{kernels.others} kernel classes with the least time"))
@@ -290,10 +266,25 @@ def _assigned(kernels: _Kernels, other: int, copies: dict[str, int]) -> design.T
     return design.Terms(own, first + 1, first + counts, edges, BIN, other, copies)
 
 
-def _profiled(terms: Sequence[Term]) -> list[int]:
-    """Terms whose launches may be found to do their work unevenly: kernels, those with most time."""
-    kernels = [number for number, term in enumerate(terms) if term.kind == "kernel"]
-    return sorted(sorted(kernels, key=lambda n: -terms[n].launches * terms[n].mean_ns)[:MOST_PROFILES])
+def _layout(terms: Sequence[Term]) -> design.Layout:
+    """How launches may be found to be uneven: of what could be left out, that which would leave most unexplained.
+
+    A launch of d ms that a sample's edge cuts is counted wrongly by CUT of it, by less with each degree of its profile;
+    one whose length varies by a share s, wherever it lies, by s d. Squares add up over what samples hold of a term.
+    """
+    found: list[tuple[float, int, int]] = []
+    for number, term in enumerate(terms):
+        if term.kind != "kernel":
+            continue
+        time, length = term.launches * term.mean_ns, term.mean_ns / 1e6
+        degrees = range(1, min(max(round(term.mean_ns / PROFILE_NS), 2), design.MOST_DEGREE) + 1)
+        found += [(time * 2 * (CUT * length / degree) ** 2, number, degree) for degree in degrees]
+        if term.spread > STEADY:
+            found.append((time * length * term.spread**2, number, design.PACE))
+    chosen = sorted(found, reverse=True)[:MOST_UNEVEN]
+    owner, degree = np.array(sorted(place for _, *place in chosen), np.int64).reshape(-1, 2).T
+    mean = np.array([term.mean_ns if term.kind == "kernel" else 0.0 for term in terms])
+    return design.Layout(len(terms), owner, degree, mean)
 
 
 _BIN = f"CAST(floor(ln(k.duration_ns) / {BIN}) AS INTEGER)"
@@ -332,42 +323,31 @@ def _modes(cursor: duckdb.DuckDBPyConnection, which: str) -> _Kernels:
 # --- blocks, windows and stretches -----------------------------------------------------------------
 
 
-def _divided(group: _Group, terms: int) -> _Group:
-    """With the number of windows and of blocks that its samples, and the memory for them, allow."""
-    windows = min(max(group.samples // WINDOW_SAMPLES, 1), MOST_WINDOWS)
+def _divided(samples: Group, layout: design.Layout) -> _Group:
+    """The number of windows and of blocks that the samples, and the memory for them, allow."""
+    count = len(samples)
+    windows = min(max(count // WINDOW_SAMPLES, 1), MOST_WINDOWS)
     wanted = max(BLOCKS_ALONE, BLOCKS_A_WINDOW * windows)
-    blocks = min(wanted, group.samples // 2, max(GRAM_BYTES // (8 * terms * terms), 2 * windows))
-    if group.samples < FEWEST_SAMPLES:
-        blocks = 0
-    return _Group(group.place, group.group, group.counters, group.samples, group.seen, windows, blocks)
+    size = 8 * (layout.columns**2 + layout.terms**2)
+    blocks = min(wanted, count // 2, max(GRAM_BYTES // size, 2 * windows))
+    blocks = 0 if count < FEWEST_SAMPLES else blocks
+    return _Group(samples.number, tuple(samples.values), count, samples.seen, windows, blocks)
 
 
-def _number_blocks(cursor: duckdb.DuckDBPyConnection, groups: Sequence[_Group]) -> None:
-    """Blocks are runs of equally many samples, in time."""
-    rows = [(g.group, g.place, g.blocks, g.samples) for g in groups if g.blocks]
-    columns = [("counter_group", "INTEGER"), ("equation", "INTEGER"), ("blocks", "BIGINT"), ("samples", "BIGINT")]
-    cursor.execute(
-        f"""
-        CREATE OR REPLACE TEMP TABLE attr_samples AS
-        SELECT
-            s.* EXCLUDE (place, block, equation),
-            CAST(s.place * g.blocks // g.samples AS INTEGER) AS block, g.equation
-        FROM attr_samples AS s
-        JOIN ({sqltext.values(columns, rows)}) AS g ON g.counter_group = s.counter_group
-        ORDER BY s.start_ns
-        """
+def _blocks(b: int, p: int, c: int) -> Blocks:
+    return Blocks(
+        np.zeros((b, p, p)), np.zeros((b, p, c)), np.zeros((b, c)), np.zeros((b, c)), np.zeros(b), np.zeros(b)
     )
 
 
 def _empty(device: Device, group: _Group, terms: list[Term], layout: design.Layout) -> Equations:
-    b, p, c = group.blocks, layout.columns, len(group.counters)
-    blocks = Blocks(
-        np.zeros((b, p, p)), np.zeros((b, p, c)), np.zeros((b, c)), np.zeros((b, c)), np.zeros(b), np.zeros(b),
-        layout.owner,
-    )  # fmt: skip
+    b, p, c = group.blocks, len(terms), len(group.counters)
+    blocks = _blocks(b, layout.columns, c)
+    blocks.owner, blocks.is_pace = layout.owner, layout.degree == design.PACE
+    times = _blocks(b, p, c)
     return Equations(
-        device, group.group, list(group.counters), terms, blocks, group.windows,
-        np.full(b, np.inf), np.full(b, -np.inf), np.zeros(b), np.zeros((b, len(terms))), np.zeros((b, c)),
+        device, group.group, list(group.counters), terms, blocks, times, group.windows,
+        np.full(b, np.inf), np.full(b, -np.inf), np.zeros(b), np.zeros((b, p)), np.zeros((b, p)), np.zeros((b, c)),
         group.samples, group.seen - group.samples,
     )  # fmt: skip
 
@@ -376,60 +356,89 @@ def _empty(device: Device, group: _Group, terms: list[Term], layout: design.Layo
 
 
 def _add_all(
-    cursor: duckdb.DuckDBPyConnection,
     made: Sequence[Equations],
+    samples: Sequence[Group],
     launches: Iterator[Columns],
     layout: design.Layout,
     width: int,
 ) -> None:
     """Add all samples to the blocks of their equations, some thousand at a time."""
-    counters = sorted({c for equation in made if len(equation.blocks.samples) for c in equation.counters})
-    found = cursor.execute("SELECT sample, start_ns, end_ns FROM attr_samples ORDER BY sample").fetchnumpy()
-    samples = design.Samples(*(np.asarray(found[name], np.int64) for name in ("sample", "start_ns", "end_ns")))
+    numbers = [number for number, equation in enumerate(made) if len(equation.blocks.samples)]
+    given, equation = _together(numbers, samples)
+    done = [0] * len(made)
     # The products of one part are summed in a thread while the next part is laid out: numpy's products and most of
     # the rest run without the interpreter's lock.
     with ThreadPoolExecutor(1) as pool:
         adding: Future[None] | None = None
-        for part, matrix in design.designs(samples, launches, layout):
-            rows = _sample_rows(cursor, samples.number[part], counters, width)
+        for part in design.designs(given, launches, layout):
             if adding is not None:
                 adding.result()
-            adding = pool.submit(_add_part, made, rows, matrix)
+            adding = pool.submit(_add_part, made, samples, equation[part.which], part, width, done)
         if adding is not None:
             adding.result()
 
 
-def _add_part(made: Sequence[Equations], rows: Columns, matrix: Array) -> None:
-    """Add samples to the equations that they belong to."""
-    for number, equation in enumerate(made):
-        own = rows["equation"] == number
-        if own.all():
-            _add_samples(equation, rows, matrix)
-        elif own.any():
-            _add_samples(equation, {name: column[own] for name, column in rows.items()}, matrix[own])
+def _together(numbers: Sequence[int], samples: Sequence[Group]) -> tuple[design.Samples, NDArray[np.int16]]:
+    """The samples of these groups by start, and the number of each one's group."""
+    equation = np.repeat(np.array(numbers, np.int16), [len(samples[number]) for number in numbers])
+    if len(numbers) == 1:
+        start, end = samples[numbers[0]].start_ns, samples[numbers[0]].end_ns
+    else:
+        start = np.concatenate([np.zeros(0, np.int64), *(samples[number].start_ns for number in numbers)])
+        end = np.concatenate([np.zeros(0, np.int64), *(samples[number].end_ns for number in numbers)])
+        order = np.lexsort((equation, start))
+        start, end, equation = start[order], end[order], equation[order]
+    return design.Samples(np.arange(len(start)), start, end), equation
 
 
-def _sample_rows(cursor: duckdb.DuckDBPyConnection, numbers: Integers, counters: Sequence[str], width: int) -> Columns:
-    """The samples of these numbers, which follow each other; the longer one is, the noisier, and the less it weighs."""
-    chosen = "".join(f", COALESCE({sqltext.name(c)}, 0)::DOUBLE AS {sqltext.name(c)}" for c in counters)
-    found = cursor.execute(
-        f"""
-        SELECT
-            equation, block, start_ns, end_ns,
-            (end_ns - start_ns) / 1e6 AS length, CAST({width} AS DOUBLE) / (end_ns - start_ns) AS weight{chosen}
-        FROM attr_samples WHERE sample BETWEEN {numbers[0]} AND {numbers[-1]} ORDER BY sample
-        """
-    ).fetchnumpy()
-    return {name: np.asarray(column) for name, column in found.items()}
+def _add_part(
+    made: Sequence[Equations],
+    samples: Sequence[Group],
+    equation: NDArray[np.int16],
+    part: design.Design,
+    width: int,
+    done: list[int],
+) -> None:
+    """Add samples to the equations that they belong to, of each those after the `done` first."""
+    for number in np.unique(equation).tolist():
+        own = equation == number
+        count = int(own.sum())
+        rows = _sample_rows(made[number], samples[number], slice(done[number], done[number] + count), width)
+        done[number] += count
+        _add_samples(made[number], rows, part if count == len(own) else part.take(own))
 
 
-def _add_samples(equation: Equations, rows: Columns, matrix: Array) -> None:
-    """Add samples in order of time, with their rows of the matrix (N, columns), which is written over."""
+def _sample_rows(equation: Equations, samples: Group, part: slice, width: int) -> Columns:
+    """Some samples with their blocks, runs of equally many; the longer one is, the noisier, and the less it weighs."""
+    start, end = samples.start_ns[part], samples.end_ns[part]
+    return {
+        "block": np.arange(part.start, part.stop) * len(equation.blocks.samples) // len(samples),
+        "start_ns": start,
+        "end_ns": end,
+        "length": (end - start) / 1e6,
+        "weight": float(width) / (end - start),
+        **{name: values[part] for name, values in samples.values.items()},
+    }
+
+
+def _add_samples(equation: Equations, rows: Columns, part: design.Design) -> None:
+    """Add samples in order of time with their part of the design, which is written over."""
+    block = rows["block"]
+    values = np.stack([rows[counter] for counter in equation.counters], axis=1)
+    _add_rows(equation.time_ms, block, part.time_ms)
+    _add_rows(equation.work_ms, block, part.matrix[:, : len(equation.terms)])
+    _add_products(equation.blocks, rows, part.matrix, values)
+    _add_products(equation.times, rows, part.time_ms, values)
+    _add_rows(equation.total, block, values)
+    _add_rows(equation.elapsed_ns, block, rows["length"] * 1e6)
+    np.minimum.at(equation.start_ns, block, rows["start_ns"].astype(np.float64))
+    np.maximum.at(equation.end_ns, block, rows["end_ns"].astype(np.float64))
+
+
+def _add_products(blocks: Blocks, rows: Columns, matrix: Array, values: Array) -> None:
+    """Add the products of `matrix` (N, columns), which is written over, and `values` (N, C)."""
     block, weight, length = rows["block"], rows["weight"][:, None], rows["length"]
     root = np.sqrt(weight)
-    values = np.stack([rows[counter] for counter in equation.counters], axis=1)
-    blocks = equation.blocks
-    _add_rows(equation.time_ms, block, matrix[:, : len(equation.terms)])
     # A matrix transposed times itself takes BLAS half of what a product of two takes.
     matrix *= root
     weighted = values * root
@@ -438,14 +447,10 @@ def _add_samples(equation: Equations, rows: Columns, matrix: Array) -> None:
         x = matrix[start:end]
         blocks.gram[block[start]] += x.T @ x
         blocks.moment[block[start]] += x.T @ weighted[start:end]
-    _add_rows(equation.total, block, values)
     _add_rows(blocks.square, block, values * values * weight)
     _add_rows(blocks.flat, block, values * length[:, None] * weight)
     _add_rows(blocks.length, block, length * length * weight[:, 0])
     _add_rows(blocks.samples, block, np.ones(len(block)))
-    _add_rows(equation.elapsed_ns, block, length * 1e6)
-    np.minimum.at(equation.start_ns, block, rows["start_ns"].astype(np.float64))
-    np.maximum.at(equation.end_ns, block, rows["end_ns"].astype(np.float64))
 
 
 def _add_rows(target: Array, block: Indices, rows: Array) -> None:

@@ -115,7 +115,8 @@ equations, from which everything would follow, are not kept: they grow with the 
 block at 400 terms, and an interval needs tens of blocks, so an hour would take more than its launches do.
 
 - **The error** of windows together is the root of the summed squares of what each left open, plus what more samples do
-  not remove (`lasting_error`: where launches begin and end, and 1 % of the value). Intervals shrink in proportion; not
+  not remove (`lasting_error`: where launches begin and end, what L2 keeps of DRAM bytes from launch to launch, how far
+  a class's clock is known, and 1 % of the value). Intervals shrink in proportion; not
   so an end that stands at 0 or at 100 %, nor the upper end of what is bounded by parts that were not sampled. A rate
   that may be zero is held there in each window, so the mean of many such rates is too high, by less than the lower half
   of one window's interval: that half stays as wide.

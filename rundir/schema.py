@@ -400,8 +400,8 @@ SAMPLED_WINDOWS = Table(
             "lasting_error",
             "float64",
             "",
-            "The part of the standard error that more samples do not remove: where launches begin and end, and 1 % of "
-            "the value.",
+            "The part of the standard error that more samples do not remove: where launches begin and end, what L2 "
+            "keeps of DRAM bytes from launch to launch, how far a class's clock is known, and 1 % of the value.",
             True,
             PLAIN,
         ),

@@ -62,8 +62,10 @@ class Job:
     second always runs while the first does, on another stream. mixed: classes of which every third launch runs
     5 times as long, at 0.3 times the rate. clocks: of each class, as shares of the SM clock; then counters of SMs
     gain in proportion and percentages (busy times) stay what they are. early: share of its time in which a launch of
-    every other class has nothing left to do. cut: share of samples in which the SMs'
-    counters stand still after 4 % of the time.
+    every other class has nothing left to do. after_us: time before its recorded end at which a launch counts no more.
+    lengths: relative spread of a class's durations; same_work: its launches do the same work each, so that shorter ones
+    have higher rates. cut: share of samples in which the SMs'
+    counters stand still after 4 % of the time. blocks: of a launch, by class.
     """
 
     classes: int = 10
@@ -84,8 +86,12 @@ class Job:
     together: tuple[tuple[int, int], ...] = ()
     mixed: tuple[int, ...] = ()
     clocks: tuple[float, ...] = ()
+    blocks: tuple[int, ...] = ()
     cut: float = 0.0
     early: float = 0.0
+    after_us: float = 1.0
+    lengths: float = 0.02
+    same_work: bool = False
     zero_share: float = 0.3
     groups: tuple[tuple[str, ...], ...] = (FEW,)
     group_ms: float = 100.0
@@ -126,7 +132,8 @@ class Simulated:
         trace = extra or Trace(run_dir)
         trace.device()
         for number, name in zip(self.class_ids(), map("kernel_{}".format, range(self.job.classes)), strict=True):
-            trace.kernel_class(name, (1320, 1, 1), (256, 1, 1), kernel_class_id=number)
+            blocks = self.job.blocks[number - 1000] if self.job.blocks else 1320
+            trace.kernel_class(name, (blocks, 1, 1), (256, 1, 1), kernel_class_id=number)
         if clock:
             for second in range(int(self.job.seconds) + 2):
                 trace.state(second * 10**9, sm_clock_hz=int(SM_CLOCK_GHZ * 1e9))
@@ -192,12 +199,15 @@ def simulate(job: Job, seed: int = 0) -> Simulated:
     for counter, rates in rate.items():
         if counter != "sm_cycles_elapsed":
             rates *= np.where(is_long, 0.3, 1.0)
+        if job.same_work and counter != "sm_cycles_elapsed":
+            mean = np.bincount(kernel_class, duration) / np.bincount(kernel_class).clip(min=1)
+            rates *= mean[kernel_class] / duration
         if job.clocks and counter in ON_SM_CLOCK:
             rates *= np.asarray(job.clocks)[kernel_class]
     busy_until = _busy(start, start + duration)
     values = {}
     for counter, rates in rate.items():
-        worked = 1 - job.early * (kernel_class % 2)
+        worked = (1 - job.early * (kernel_class % 2)) * (1 - np.minimum(1000 * job.after_us / duration, 0.3))
         gained = _gained(start, duration * worked, rates / worked, sample_start, sample_end)
         idle = (sample_end - sample_start) - (np.interp(sample_end, *busy_until) - np.interp(sample_start, *busy_until))
         gained = gained + idle * (1.0 if counter == "sm_cycles_elapsed" else job.idle) * PEAKS[counter]
@@ -227,7 +237,7 @@ def _stream(job: Job, random: np.random.Generator) -> tuple[NDArray[np.int64], .
     sequence[: job.classes] = np.arange(min(job.classes, len(sequence)))
     sequence = sequence[~np.isin(sequence, [second for _, second in job.together])]
     kernel_class = np.resize(sequence, count)
-    duration = means[kernel_class] * np.exp(0.02 * random.standard_normal(len(kernel_class)))
+    duration = means[kernel_class] * np.exp(job.lengths * random.standard_normal(len(kernel_class)))
     is_long = np.isin(kernel_class, job.mixed) & (np.arange(count) % 3 == 0)
     duration = duration * np.where(is_long, 5.0, 1.0)
     gap = random.exponential(job.gap_share * means.mean(), len(kernel_class))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import shutil
 from pathlib import Path
 from trace import PROCESS, T0, Trace
@@ -13,7 +14,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from simulator import FEW, PEAKS, SM_COUNT, Job, Simulated, simulate
+from simulator import FEW, PEAKS, SM_CLOCK_GHZ, SM_COUNT, Job, Simulated, simulate
 
 import nanalyze.analysis as na
 from nanalyze import queries
@@ -104,6 +105,12 @@ def test_a_kernel_that_does_not_use_a_unit_gets_zero_or_next_to_it(tmp_path: Pat
 
 
 # --- by hand ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches count up to their recorded end, as is easier by hand."""
+    monkeypatch.setattr(design, "AFTER_NS", 0)
 
 
 def by_hand(run_dir: Path, trace: Trace | None = None) -> Trace:
@@ -219,6 +226,7 @@ def test_kernels_of_a_second_process_on_the_same_gpu_are_attributed(tmp_path: Pa
     assert rates(trace) == {"idle": 1.0, "1": 3.0, "2": 5.0}
 
 
+@pytest.mark.usefixtures("ends_count")
 def test_a_kernel_longer_than_many_samples(tmp_path: Path) -> None:
     trace = Trace(tmp_path)
     kernel = trace.kernel_class("k", kernel_class_id=1)
@@ -248,7 +256,7 @@ def test_more_classes_than_terms_share_one(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(normal, "MOST_TERMS", 1)
     found = rates(by_hand(tmp_path))
     # a runs 2 in 5 of its 50 us, b 1 in 3: a is the larger.
-    assert found["1"] == pytest.approx(3.0, abs=1e-6)
+    assert found["1"] == pytest.approx(3.0, rel=0.01)  # as one mode, launches of 10 to 40 us
     assert found["1 kernel classes with the least time"] == pytest.approx(5.0, abs=1e-6)
 
 
@@ -430,7 +438,7 @@ def test_sampled_cycles_give_the_clock(tmp_path: Path) -> None:
     with na.open(tmp_path) as run:
         clocks = run.sql("SELECT value FROM counters WHERE counter = 'sm_clock_hz'")["value"]
         assert set(run.attribution_quality()["clock_method"]) == {"sampled"}
-    assert clocks.tolist() == pytest.approx([1.2e9] * 4)
+    assert clocks.tolist() == pytest.approx([1.2e9] * 4, rel=1e-3)
 
 
 def test_counters_of_two_groups_make_one_ratio(tmp_path: Path) -> None:
@@ -495,8 +503,9 @@ def test_a_class_of_two_problem_sizes_gets_the_mean_of_its_launches(
     launches = estimated.set_index("kernel_class_id")["launches"].groupby(level=0).first()
     assert launches.tolist() == pytest.approx(np.bincount(made.kernel_class), abs=10)  # some outside of samples
     monkeypatch.setattr(modes, "MOST_MODES", 1)
+    monkeypatch.setattr(normal, "MOST_UNEVEN", 0)  # else the pace stands in for modes
     with na.open(tmp_path) as again:
-        assert per_launch(again, made, "dram_read_bytes")["error"].max() > 0.1
+        assert per_launch(again, made, "dram_read_bytes")["error"].mean() > 3 * found["error"].mean()
 
 
 def histogram(*parts: tuple[float, int], spread: float = 0.02) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # type: ignore[type-arg]
@@ -549,7 +558,7 @@ def test_launches_that_do_their_work_early_leave_their_neighbours_alone(
     job = Job(classes=20, seconds=6, mean_us=(10, 90), launches_a_step=60, gap_share=0.03, early=0.7, zero_share=0)
     made, run = opened(tmp_path, job)
     uneven = estimates(run, made)
-    monkeypatch.setattr(normal, "MOST_PROFILES", 0)
+    monkeypatch.setattr(normal, "MOST_UNEVEN", 0)
     with na.open(tmp_path) as without:
         even = estimates(without, made)
     # Far more uneven than kernels are; a polynomial of degree 2 is no step, so not all of it can be found.
@@ -557,9 +566,37 @@ def test_launches_that_do_their_work_early_leave_their_neighbours_alone(
     assert uneven["is_inside"].mean() > even["is_inside"].mean() + 0.2
 
 
+VARIED = Job(classes=20, seconds=4, mean_us=(10, 90), launches_a_step=60, gap_share=0.03, lengths=0.1, zero_share=0)
+
+
+@pytest.mark.parametrize("same_work", [True, False])
+def test_launches_that_differ_in_length_do_the_same_work_or_more_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_work: bool
+) -> None:
+    """Whichever it is: what explains samples that were left out is believed."""
+    made, run = opened(tmp_path, dataclasses.replace(VARIED, same_work=same_work))
+    found = estimates(run, made)
+    assert found["error"].median() < 0.015
+    assert found["is_inside"].mean() >= 0.9
+    monkeypatch.setattr(solve.Course, "kinds", lambda self: [((same_work, False), np.arange(len(self.by_time)))])
+    with na.open(tmp_path) as wrong:
+        assert estimates(wrong, made)["error"].median() > 2 * found["error"].median()
+
+
+def test_the_course_of_a_long_launch_is_followed_the_closer_the_longer_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(classes=8, seconds=4, mean_us=(150, 500), launches_a_step=40, gap_share=0.03, early=0.5, zero_share=0)
+    made, run = opened(tmp_path, job)
+    close = estimates(run, made)
+    monkeypatch.setattr(design, "MOST_DEGREE", 2)
+    with na.open(tmp_path) as without:
+        assert close["error"].median() < 0.5 * estimates(without, made)["error"].median()
+
+
 def test_signed_rates_may_be_negative_and_the_others_not() -> None:
     gram = np.broadcast_to(np.eye(3), (1, 3, 3))
-    rates = solve.nonnegative(gram, np.array([[-1.0], [2.0], [-3.0]]), 1)
+    rates = solve.bounded(gram, np.array([[-1.0], [2.0], [-3.0]]), np.full((2, 1), np.inf), 1)
     assert rates[:, 0] == pytest.approx([0, 2, -3])
 
 
@@ -644,25 +681,31 @@ def test_the_views_that_read_estimates_are_known() -> None:
     users = queries.users_of(tuple(attribution_module.TABLES))
     assert {"attribution", "counters", "verdicts", "sampled_against_exact", "_evidence"} <= users
     assert not {"kernels", "samples", "devices", "graph_counters"} & users
-    assert queries.named_in('SELECT * FROM "verdicts" AS v -- counters') == {"verdicts"}
+    assert queries.named_in('SELECT * FROM "Verdicts" AS v') == {"verdicts"}
 
 
 # --- the solver ------------------------------------------------------------------------------------
 
 
-def test_the_rates_are_the_least_squares_without_negative_ones() -> None:
-    """Against the conditions that only the solution fulfils: rates and slopes non-negative, one of them 0."""
+@pytest.mark.parametrize("peak", [math.inf, 0.5, 0.01])
+def test_the_rates_are_the_least_squares_between_zero_and_the_peak(peak: float) -> None:
+    """Against the conditions that only the solution fulfils: what is held would go on, and the rest is at rest."""
     random = np.random.default_rng(5)
+    held_at = set()
     for _ in range(50):
         x = random.random((60, 12)) * (random.random((60, 12)) < 0.5)
         y = x @ random.standard_normal((12, 3)) + 0.1 * random.standard_normal((60, 3))
         gram, moment = x.T @ x, x.T @ y
-        rate = solve.nonnegative(np.broadcast_to(gram, (3, 12, 12)), moment)
+        peaks = peak * (1 + np.arange(36).reshape(12, 3))
+        rate = solve.bounded(np.broadcast_to(gram, (3, 12, 12)), moment, peaks)
         slope = gram @ rate - moment
-        assert (rate >= 0).all()
-        assert slope.min() > -1e-6
-        assert np.abs(rate * slope).max() < 1e-6
-        assert (rate == 0).any()
+        assert ((rate >= 0) & (rate <= peaks)).all()
+        assert slope[rate == 0].min(initial=1) > -1e-6
+        assert slope[rate == peaks].max(initial=-1) < 1e-6
+        assert np.abs(slope[(rate > 0) & (rate < peaks)]).max(initial=0) < 1e-6
+        held_at |= {0.0} if (rate == 0).any() else set()
+        held_at |= {peak} if (rate == peaks).any() else set()
+    assert held_at == ({0.0} if peak == math.inf else {0.0, peak})
 
 
 def test_terms_are_merged_until_they_can_be_told_apart() -> None:
@@ -727,3 +770,18 @@ def test_a_query_can_be_stopped_while_samples_are_attributed(tmp_path: Path, mon
             with pytest.raises(na.run.QueryError):
                 run.verdicts()
         assert len(run.verdicts()) == 10
+
+
+@pytest.mark.parametrize("blocks", [264, 1])
+def test_a_launch_of_one_block_keeps_most_sms_idle(tmp_path: Path, blocks: int) -> None:
+    """Whatever the samples say: what is more than one SM can do is not its own."""
+    rates = {"sm_cycles_active": [0.9, 0.3, 0.9, 0.8], "inst": [0.5, 0.3, 0.5, 0.4]}
+    made = simulate(Job(classes=4, rates=rates, blocks=(264, blocks, 264, 264)), 0)
+    made.values["sm_cycles_elapsed"] = (made.sample_end - made.sample_start) * SM_COUNT * SM_CLOCK_GHZ
+    object.__setattr__(made.job, "groups", (("sm_cycles_elapsed", *rates),))
+    made.write(tmp_path / "run")
+    with na.open(tmp_path / "run") as run:
+        found = run.attribution().query("kernel_class_id == 1001").set_index("counter")
+    for counter in rates:
+        share = 0.3 if blocks > 1 else normal.REACH / SM_COUNT
+        assert found.loc[counter, "rate_per_s"] == pytest.approx(share * PEAKS[counter] * 1e9, rel=0.05)

@@ -66,9 +66,10 @@ def test_the_time_of_each_term_in_each_sample(seed: int, monkeypatch: pytest.Mon
     starts, ends = np.array(samples, np.int64).T
     given = design.Samples(np.arange(len(samples)), starts, ends)
     found = list(design.designs(given, handed(launches, 31), design.Layout(TERMS)))
-    assert [part.start for part, _ in found[1:]] == [part.stop for part, _ in found[:-1]]
-    matrix = np.concatenate([matrix for _, matrix in found])
+    assert [part.which.start for part in found[1:]] == [part.which.stop for part in found[:-1]]
+    matrix = np.concatenate([part.matrix for part in found])
     assert matrix.shape == (len(samples), TERMS)
+    assert (matrix == np.concatenate([part.time_ms for part in found])).all()
     expected = np.array([naive(launches, sample) for sample in samples])
     expected[:, 0] = np.where(expected[:, 0] > 1e-6, expected[:, 0], 0)
     np.testing.assert_allclose(matrix, expected, atol=1e-12)
@@ -76,30 +77,60 @@ def test_the_time_of_each_term_in_each_sample(seed: int, monkeypatch: pytest.Mon
 
 def test_samples_without_any_launch_are_idle() -> None:
     samples = design.Samples(np.arange(2), np.array([0, 10]), np.array([10, 30]))
-    ((part, matrix),) = design.designs(samples, iter(()), design.Layout(TERMS))
-    assert (part.start, part.stop) == (0, 2)
-    assert matrix.tolist() == [[1e-5, 0, 0, 0], [2e-5, 0, 0, 0]]
+    (part,) = design.designs(samples, iter(()), design.Layout(TERMS))
+    assert (part.which.start, part.which.stop) == (0, 2)
+    assert part.matrix.tolist() == part.time_ms.tolist() == [[1e-5, 0, 0, 0], [2e-5, 0, 0, 0]]
+
+
+def laid_out(layout: design.Layout, launches: list[tuple[int, int, int]], samples: list[Interval]) -> design.Design:
+    start, end = np.array(samples, np.int64).T
+    parts = list(design.designs(design.Samples(np.arange(len(start)), start, end), handed(launches, 100), layout))
+    matrix, time_ms = (np.concatenate([getattr(part, name) for part in parts]) for name in ("matrix", "time_ms"))
+    return design.Design(slice(0, len(start)), matrix, time_ms)
 
 
 def test_profiles_are_the_integrals_of_legendre_polynomials_over_what_is_cut() -> None:
-    layout = design.Layout.of(4, [1, 3])
-    assert (layout.columns, layout.profile().tolist(), layout.owner.tolist()) == (8, [-1, 4, -1, 6], [1, 1, 3, 3])
+    owner, degree = np.array([[1, 1], [1, 2], [1, 3], [3, 1], [3, 2]]).T
+    layout = design.Layout(4, owner, degree)
+    assert layout.columns == 9
+    assert [layout.column(n).tolist() for n in (1, 2, 3)] == [[-1, 0, -1, 3], [-1, 1, -1, 4], [-1, 2, -1, -1]]
     # Term 1 runs from 40 to 140, 2 from 150 to 260, 3 from 270 to 280: samples of 100 ns with a hole at the end.
     launches = [(40, 140, 1), (150, 260, 2), (270, 280, 3)]
-    samples = design.Samples(np.arange(3), np.array([0, 100, 200]), np.array([100, 200, 275]))
-    matrix = np.concatenate([part for _, part in design.designs(samples, handed(launches, 3), layout)])
+    matrix = laid_out(layout, launches, [(0, 100), (100, 200), (200, 275)]).matrix
 
     def integral(degree: int, first: float, last: float) -> float:
-        polynomial = np.polynomial.Legendre.basis(degree, domain=[0, 1]) * (-1) ** degree
-        whole = polynomial.integ()
+        whole = np.polynomial.Legendre.basis(degree, domain=[0, 1]).integ()
         return float(np.sqrt(2 * degree + 1) * (whole(last) - whole(first)))
 
-    expected = np.zeros((3, 4))
-    expected[0, :2] = [100e-6 * integral(degree, 0, 0.6) for degree in (1, 2)]
-    expected[1, :2] = [100e-6 * integral(degree, 0.6, 1) for degree in (1, 2)]
-    expected[2, 2:] = [10e-6 * integral(degree, 0, 0.5) for degree in (1, 2)]
+    expected = np.zeros((3, 5))
+    expected[0, :3] = [100e-6 * integral(degree, 0, 0.6) for degree in (1, 2, 3)]
+    expected[1, :3] = [100e-6 * integral(degree, 0.6, 1) for degree in (1, 2, 3)]
+    expected[2, 3:] = [10e-6 * integral(degree, 0, 0.5) for degree in (1, 2)]
     np.testing.assert_allclose(matrix[:, 4:], expected, atol=1e-15)
-    np.testing.assert_allclose(matrix[:, 4:6].sum(axis=0), 0, atol=1e-15)  # a whole launch has its mean rate
+    np.testing.assert_allclose(matrix[:, 4:7].sum(axis=0), 0, atol=1e-15)  # a whole launch has its mean rate
+
+
+def test_a_launch_counts_as_the_mean_of_its_term_whatever_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(design, "AFTER_NS", 0)
+    layout = design.Layout(3, np.array([1]), np.array([design.PACE]), np.array([0.0, 100.0, 0.0]))
+    # Launches of term 1 of 50, 150 and 200 ns; a copy, term 2, counts by its time.
+    launches = [(0, 50, 1), (60, 90, 2), (100, 250, 1), (250, 450, 1)]
+    part = laid_out(layout, launches, [(0, 100), (100, 200), (200, 400), (400, 500)])
+    np.testing.assert_allclose(part.time_ms[:, 1] * 1e6, [50, 100, 50 + 150, 50])
+    np.testing.assert_allclose(part.matrix[:, 1] * 1e6, [100, 100 * 2 / 3, 100 / 3 + 75, 25])
+    np.testing.assert_allclose(part.matrix[:, 3], part.time_ms[:, 1] - part.matrix[:, 1])
+    np.testing.assert_allclose(part.matrix[:, 2] * 1e6, [30, 0, 0, 0])
+    np.testing.assert_allclose(part.matrix[:, 0], part.time_ms[:, 0])
+
+
+def test_what_a_launch_counts_ends_before_its_recorded_end() -> None:
+    layout = design.Layout(2, np.array([1]), np.array([1]), np.array([0.0, 10_000.0]))
+    # 10 us, of which the last 1 us counts nothing; 1 us, of which it is 0.3 us: both count as the mean, 10 us.
+    part = laid_out(layout, [(0, 10_000, 1), (20_000, 21_000, 1)], [(0, 4_500), (4_500, 9_000), (9_000, 30_000)])
+    np.testing.assert_allclose(part.time_ms[:, 1] * 1e3, [5, 5, 1])
+    np.testing.assert_allclose(part.matrix[:, 1] * 1e3, [5, 5, 10])
+    half = 10e-3 * np.sqrt(3) * (0.5**2 - 0.5)
+    np.testing.assert_allclose(part.matrix[:, 2], [half, -half, 0], atol=1e-15)
 
 
 def test_a_launch_has_the_term_of_its_class_and_mode() -> None:
@@ -134,6 +165,7 @@ def test_launches_in_no_order_are_sorted_by_the_database(tmp_path: Path, monkeyp
     for most in (8, 3):  # from the shards, and sorted
         monkeypatch.setattr(launch_reader, "MOST_PENDING", most)
         with na.open(tmp_path) as run:
+            run._views.make(run._connection)
             given = (run._connection.cursor(), [(PROCESS, 0)], run._catalog.shards, terms)
             found = [rows for chunk in design.in_order(*given) for rows in zip(*chunk.values(), strict=True)]
         assert [tuple(map(int, row)) for row in found] == expected

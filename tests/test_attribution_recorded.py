@@ -23,6 +23,9 @@ from nanalyze.rundir.schema import TABLES
 from nanalyze.rundir.shards import write_shard
 
 FOLDER = Path(__file__).parent / "fixtures" / "attribution"
+# A kernel uses DRAM if it moves this share of what it could, as in benchmarks/attribution.py.
+USES, PEAK_BYTES_PER_NS = 0.05, 4917.0
+DRAM = ("dram_read_bytes", "dram_write_bytes")
 COUNTERS = ("inst", "l2_bytes", "dram_read_bytes", "dram_write_bytes", "sm_active_pct", "pipe_tensor_pct")
 
 
@@ -77,7 +80,9 @@ def compared(run: na.Run) -> pd.DataFrame:
     frame = frame.drop(columns=["low", "high"], errors="ignore").merge(ranges, on=["id", "counter"])
     frame["is_inside"] = (frame["low"] <= frame["exact"]) & (frame["exact"] <= frame["high"])
     large = share[share.cumsum() - share < 0.9].index
-    return frame[frame["id"].isin(large) & (frame["exact"] > 0)]
+    most = frame["id"].map(pd.read_csv(FOLDER / "classes.csv")["duration_ns"]) * PEAK_BYTES_PER_NS
+    uses = ~frame["counter"].isin(DRAM) | (frame["exact"] > USES * most)
+    return frame[frame["id"].isin(large) & (frame["exact"] > 0) & uses]
 
 
 def weighted(frame: pd.DataFrame, counter: str) -> float:
@@ -90,12 +95,12 @@ def weighted(frame: pd.DataFrame, counter: str) -> float:
 @pytest.mark.parametrize(
     ("counter", "percent"),
     [
-        ("inst", 5.0),
-        ("l2_bytes", 5.0),
+        ("inst", 2.0),
+        ("l2_bytes", 6.0),
         ("sm_active_pct", 6.0),
-        ("dram_read_bytes", 11.0),
-        ("dram_write_bytes", 21.0),
-        ("pipe_tensor_pct", 9.0),
+        ("dram_read_bytes", 4.5),
+        ("dram_write_bytes", 12.0),
+        ("pipe_tensor_pct", 7.0),
     ],
 )
 def test_share_weighted_errors_stay_where_they_were_measured(
@@ -105,19 +110,19 @@ def test_share_weighted_errors_stay_where_they_were_measured(
     assert weighted(compared, counter) < percent
 
 
-def test_traffic_that_no_cache_changes_is_within_six_percent(compared: pd.DataFrame) -> None:
-    moved = compared[compared["counter"].isin(["dram_read_bytes", "dram_write_bytes"])].groupby("id")["exact"].sum()
+def test_traffic_that_no_cache_changes_is_within_two_percent(compared: pd.DataFrame) -> None:
+    moved = compared[compared["counter"].isin(DRAM)].groupby("id")["exact"].sum()
     large = compared[compared["id"].map(moved) > 2 * 60 * 2**20]
     assert len(set(large["id"])) >= 10
-    assert weighted(large, "dram_write_bytes") < 2.5
-    assert weighted(large, "dram_read_bytes") < 7
-    assert large[large["counter"].isin(["dram_read_bytes", "dram_write_bytes"])]["is_inside"].mean() >= 0.9
+    assert weighted(large, "dram_write_bytes") < 2
+    assert weighted(large, "dram_read_bytes") < 2
+    assert large[large["counter"].isin(DRAM)]["is_inside"].mean() >= 0.9
 
 
 def test_most_intervals_hold_the_exact_value(compared: pd.DataFrame) -> None:
     inside = compared.groupby("counter")["is_inside"].mean()
     assert inside[["inst", "l2_bytes"]].min() >= 0.9
-    assert inside["dram_read_bytes"] >= 0.8
+    assert inside[[*DRAM, "pipe_tensor_pct"]].min() >= 0.85
 
 
 def test_what_tracing_adds_to_a_kernel_is_taken_off(compared: pd.DataFrame, run: na.Run) -> None:
