@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 
 LISTINGS = 5  # at most, where shards are merged while the run is opened
+FEW_BYTES = 1 << 25  # hashed in the time that threads take for the rest, which needs the GIL
 REQUESTS = 16  # at once, of an object store: it answers each after some 20 ms, whatever the core does meanwhile
 
 RESTORE = "Copy it again from where it was recorded; the rest of the run was read without it."
@@ -187,9 +188,19 @@ def _checked(shards: list[Shard], root: Path, verify: bool, copies: Copies | Non
         except ShardProblem as problem:
             return problem
 
-    at_once = REQUESTS if objectstore.is_remote(root) else min(8, os.cpu_count() or 1)
-    with ThreadPoolExecutor(at_once) as pool:
+    is_remote = objectstore.is_remote(root)
+    if not is_remote and (not verify or sum(map(_bytes, shards)) < FEW_BYTES):
+        yield from ((shard, check(shard)) for shard in shards)
+        return
+    with ThreadPoolExecutor(REQUESTS if is_remote else min(8, os.cpu_count() or 1)) as pool:
         yield from zip(shards, pool.map(check, shards), strict=True)
+
+
+def _bytes(shard: Shard) -> int:
+    try:
+        return shard.path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _note_extra(catalog: Catalog, table: str, extra: list[str]) -> None:
@@ -270,7 +281,8 @@ def _damage(root: Path, path: Path, table: str, process: str | None, problem: st
 def _check(shard: Shard, root: Path, verify: bool, copies: Copies | None = None) -> list[str]:
     """The shard's columns beyond the declared ones; ShardProblem if it cannot be used."""
     try:
-        if _leaves(shard.path, root):
+        # The folders on the way to it were looked at when it was found.
+        if not objectstore.is_remote(root) and shard.path.is_symlink() and _leaves(shard.path, root):
             raise ShardProblem("is a symbolic link out of the run directory", "Put the file itself there.")
         if not objectstore.is_remote(root) and shard.path.stat().st_size == 0:
             raise ShardProblem("is empty", RESTORE)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from nanalyze import queries
-from nanalyze.analysis import attribution, catalog, launch_scan, launch_streams, overhead, remote, settings, sqltext
+from nanalyze.analysis import catalog, remote, settings, sqltext
+from nanalyze.analysis.made import ATTRIBUTION, OVERHEAD, STREAMS
+from nanalyze.analysis.views import Views
 from nanalyze.rundir import objectstore
 from nanalyze.rundir.communication import COMMUNICATION_PATTERNS
 from nanalyze.rundir.errors import RunError
@@ -20,6 +21,8 @@ from nanalyze.rundir.schema import TABLES, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from nanalyze.analysis.launch_scan import Scan
 
 TYPES = {
     "int32": "INTEGER",
@@ -44,17 +47,29 @@ def connect(
     `info` is the content of run.json, `overrides` settings by name. Raises QueryError for an
     unknown setting, RunError for a shard that DuckDB refuses, though its hash and footer are right.
     """
-    connection = _open(root, found, allow_external)
+    connection, views = prepared(root, info, found, overrides, allow_external)
     try:
-        try:
-            _create_views(connection, root, info, found, overrides)
-        except duckdb.Error as error:
-            raise _refused(connection, found) or error from error
-        connection.execute("SET lock_configuration = true")
-    except BaseException:
+        views.make(connection)
+    except duckdb.Error as error:
+        told = refused(connection, found)
         connection.close()
-        raise
+        raise told or error from error
     return connection
+
+
+def prepared(
+    root: Path,
+    info: Mapping[str, Any],
+    found: catalog.Catalog,
+    overrides: Mapping[str, float],
+    allow_external: bool,
+) -> tuple[duckdb.DuckDBPyConnection, Views]:
+    """A connection with a locked configuration, and what makes the views in it. Raises QueryError as `connect`."""
+    views = Views(raw_sources(root, info, found, overrides))
+    connection = _open(root, found, allow_external)
+    connection.execute("CREATE SCHEMA raw")
+    connection.execute("SET lock_configuration = true")
+    return connection, views
 
 
 def fill_attribution(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
@@ -67,6 +82,8 @@ def attributed(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) ->
 
     Only reads, but for temporary tables. Raises duckdb.Error.
     """
+    from nanalyze.analysis import attribution
+
     made = attribution.attribute(connection, found.extra_columns.get("samples", []), found.shards)
     if not found.shards["sampled_windows"]:
         return made
@@ -77,17 +94,21 @@ def attributed(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) ->
 
 def fill_overhead(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
     """Work out what recording cost, in place of the empty relation that `connect` made. Raises duckdb.Error."""
+    from nanalyze.analysis import overhead
+
     fill(connection, overhead.measure(connection))
 
 
 def fill_launches(
     connection: duckdb.DuckDBPyConnection, found: catalog.Catalog, buckets: int | None = None
-) -> launch_scan.Scan | None:
+) -> Scan | None:
     """Go through all launches once, in place of the views that would sort them.
 
     None where that cannot be done: then the views stay as they are. Raises duckdb.Error.
     """
     import pyarrow as pa
+
+    from nanalyze.analysis import launch_scan
 
     try:
         keep(connection, ["_class_devices", "_communicating"])
@@ -107,18 +128,21 @@ def _keep_rows(connection: duckdb.DuckDBPyConnection, views: Mapping[str, pa.Tab
         connection.unregister(f"scanned{view}")
 
 
-def fill_streams(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> None:
-    """Work out the view of streams in one pass over the launches; where that cannot be done it stays as it is.
+def fill_streams(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> bool:
+    """Work out the view of streams in one pass over the launches; whether that was done, else it stays as it is.
 
     Raises duckdb.Error.
     """
     import pyarrow as pa
 
+    from nanalyze.analysis import launch_streams
+
     try:
         table = launch_streams.stream_times(connection, found)
     except (launch_streams.Unscannable, pa.ArrowException, OSError):
-        return
-    _keep_rows(connection, {launch_streams.VIEW: table})
+        return False
+    _keep_rows(connection, {STREAMS: table})
+    return True
 
 
 def device_use(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog, buckets: int) -> pa.Table | None:
@@ -127,6 +151,8 @@ def device_use(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog, bu
     None where that cannot be done. Raises duckdb.Error.
     """
     import pyarrow as pa
+
+    from nanalyze.analysis import launch_streams
 
     try:
         return launch_streams.device_use(connection, found, buckets)
@@ -165,7 +191,7 @@ def fill(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, Any]) -> No
         connection.register(f"made_{view}", table)
     connection.execute("BEGIN")
     for view in tables:
-        connection.execute(f"DROP VIEW raw.{view}")
+        connection.execute(f"DROP VIEW IF EXISTS raw.{view}")
         connection.execute(f"CREATE TABLE raw.{view} AS SELECT * FROM made_{view}")
     connection.execute("COMMIT")
     for view in tables:
@@ -195,32 +221,17 @@ def _open(root: Path, found: catalog.Catalog, allow_external: bool) -> duckdb.Du
     return connection
 
 
-def _create_views(
-    connection: duckdb.DuckDBPyConnection,
-    root: Path,
-    info: Mapping[str, Any],
-    found: catalog.Catalog,
-    overrides: Mapping[str, float],
-) -> None:
-    connection.execute("CREATE SCHEMA raw")
-    for view, source in raw_sources(root, info, found, overrides).items():
-        connection.execute(f"CREATE VIEW raw.{sqltext.name(view)} AS {source}")
-    for view in queries.VIEWS:
-        connection.execute(f"CREATE VIEW main.{sqltext.name(view)} AS {queries.view(view).sql}")
-
-
 def raw_sources(
     root: Path, info: Mapping[str, Any], found: catalog.Catalog, overrides: Mapping[str, float]
 ) -> dict[str, str]:
     """A SELECT for each relation of schema `raw`; those that Python works out are empty at first."""
     sources = {table.name: _table_source(table, root, found) for table in TABLES.values()}
     sources.update(_constant_sources(info, found, overrides))
-    made = {**attribution.TABLES, **overhead.TABLES}
-    sources.update({name: sqltext.empty(columns) for name, columns in made.items()})
+    sources.update({name: sqltext.empty(columns) for name, columns in {**ATTRIBUTION, **OVERHEAD}.items()})
     return sources
 
 
-def _refused(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> RunError | None:
+def refused(connection: duckdb.DuckDBPyConnection, found: catalog.Catalog) -> RunError | None:
     """The error for the first shard that DuckDB does not read; None if it reads them all."""
     for path in (path for table in TABLES for path in found.paths(table)):
         try:

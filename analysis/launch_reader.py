@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,11 @@ class Unscannable(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """One row group; `first_ns` is the first start in it, NONE where that is not known."""
+    """One row group; `first_ns` is the first start in it, NONE where that is not known.
+
+    limits: least and greatest value of the columns that were asked for, of those that the footer says it of and that
+    hold no NULL.
+    """
 
     table: str
     process: str
@@ -52,37 +57,50 @@ class Part:
     row_group: int
     rows: int
     first_ns: int
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-def parts(shards: Sequence[Shard]) -> list[Part]:
-    """The row groups of `shards` (of `kernels` or `copies`)."""
+def parts(shards: Sequence[Shard], limits: Sequence[str] = ()) -> list[Part]:
+    """The row groups of `shards` (of `kernels` or `copies`), with the limits of these columns."""
     is_far = bool(shards) and objectstore.is_remote(shards[0].path)
     with ThreadPoolExecutor(8 if is_far else 2) as pool:
-        return [part for found in pool.map(_parts_of, shards) for part in found]
+        return [part for found in pool.map(partial(_parts_of, limits), shards) for part in found]
 
 
-def _parts_of(shard: Shard) -> list[Part]:
+def _parts_of(limits: Sequence[str], shard: Shard) -> list[Part]:
     import pyarrow.parquet as pq
 
     metadata = pq.read_metadata(objectstore.source(shard.path))
-    place = metadata.schema.names.index("start_ns")
+    names = metadata.schema.names
+    place, others = names.index("start_ns"), {name: names.index(name) for name in limits}
     found = []
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         statistics = group.column(place).statistics
         first = statistics.min if statistics is not None and statistics.has_min_max else NONE
-        found.append(Part(shard.table, shard.process, shard.path, number, group.num_rows, first))
+        known = {name: _limits(group.column(other)) for name, other in others.items()}
+        ends = {name: pair for name, pair in known.items() if pair is not None}
+        found.append(Part(shard.table, shard.process, shard.path, number, group.num_rows, first, ends))
     return found
 
 
+def _limits(column: Any) -> tuple[int, int] | None:
+    statistics = column.statistics
+    if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
+        return None
+    return statistics.min, statistics.max
+
+
 def read(part: Part, columns: Sequence[str]) -> Columns:
-    """The columns of a row group: integers, NONE for NULL, and texts as objects."""
+    """The columns of a row group, of those that it has: integers, NONE for NULL, numbers with NaN, texts as objects."""
     import pyarrow.parquet as pq
 
     # Far away, neighbouring columns come by one request.
     file = pq.ParquetFile(objectstore.source(part.path), pre_buffer=objectstore.is_remote(part.path))
-    table = file.read_row_group(part.row_group, columns=list(columns), use_threads=False)
-    return {name: _array(table.column(name)) for name in columns}
+    known = set(file.schema_arrow.names)
+    names = [name for name in columns if name in known]
+    table = file.read_row_group(part.row_group, columns=names, use_threads=False)
+    return {name: _array(table.column(name)) for name in names}
 
 
 def _array(column: pa.ChunkedArray) -> NDArray[Any]:
@@ -150,7 +168,12 @@ def in_order(found: Sequence[Part], rows: Iterator[tuple[Part, Columns]], extra:
 
 
 def _split(waiting: Sequence[Columns], until: int) -> tuple[Columns, Columns]:
-    joined = {name: np.concatenate([columns[name] for columns in waiting]) for name in waiting[0]}
+    held = [columns for columns in waiting if len(columns["start_ns"])] or waiting[:1]
+    joined = held[0] if len(held) == 1 else {n: np.concatenate([columns[n] for columns in held]) for n in held[0]}
+    start = joined["start_ns"]
+    if (start[1:] >= start[:-1]).all():
+        cut = int(np.searchsorted(start, until))
+        return {n: values[:cut] for n, values in joined.items()}, {n: values[cut:] for n, values in joined.items()}
     order = np.argsort(joined["start_ns"], kind="stable")
     cut = int(np.searchsorted(joined["start_ns"], until, sorter=order))
     ready = {name: values[order[:cut]] for name, values in joined.items()}

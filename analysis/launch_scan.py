@@ -29,20 +29,18 @@ from nanalyze.analysis.launch_devices import (
     use_table,
 )
 from nanalyze.analysis.launch_reader import NONE, Columns, Integers, Part, Unscannable
+from nanalyze.analysis.made import SCANNED
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from nanalyze.analysis.catalog import Catalog
 
-# Views that a scan stands in for.
-VIEWS = ("_device_time", "_kernel_pairs", "_launch_segments")
-# What a run with fewer launches asks of them the views answer as quickly.
-FEWEST_LAUNCHES = 1_000_000
+VIEWS = SCANNED
 MOST_CUTS = 20_000_000  # instants of ranges: 8 bytes each
 FLUSH_ROWS = 200_000
 
-__all__ = ["FEWEST_LAUNCHES", "VIEWS", "Scan", "Unscannable", "scan"]
+__all__ = ["VIEWS", "Scan", "Unscannable", "scan"]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from nanalyze.analysis import launch_devices
+from nanalyze.analysis import launch_devices, sqltext
 from nanalyze.analysis import launch_reader as reader
 from nanalyze.analysis import launch_sums as sums
 from nanalyze.analysis.launch_reader import NONE, Columns, Integers, Part, Unscannable
+from nanalyze.analysis.made import STREAMS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VIEW", "Unscannable", "device_use", "stream_times"]
 
-VIEW = "_stream_time"
+VIEW = STREAMS
 MOST_STREAMS = 30_000  # of a process: their numbers are sorted by as 16 bits
 FEW = 100  # values that lie so near each other are told apart without looking for which there are
 MOST_PLACES = 1_000_000  # devices times contexts times streams of a row group
@@ -241,6 +242,7 @@ def _stream_table(rows: Sequence[tuple[Any, ...]]) -> pa.Table:
 # --- devices ---------------------------------------------------------------------------------------
 
 
+_USE_COLUMNS = ("start_ns", "duration_ns", "device_id")
 # As launch_devices.SPANS; the sums of classes that stand there need more columns.
 _SPANS = f"""
 SELECT
@@ -259,19 +261,21 @@ GROUP BY process, device_id
 
 def device_use(cursor: duckdb.DuckDBPyConnection, found: Catalog, buckets: int) -> pa.Table | None:
     """The rows of timeline_utilisation, None where no kernel took any time. Raises as `stream_times` does."""
-    spans = launch_devices.named_spans(cursor, _SPANS)
+    parts = reader.parts(found.shards["kernels"], _USE_COLUMNS)
+    all_plain = all(_is_plain(part) for part in parts if part.rows)
+    spans = launch_devices.named_spans(cursor, _spans(parts) if all_plain else _SPANS)
     known = launch_devices.of_spans(spans)
     numbers = launch_devices.numbers_by_process(known)
     pieces = launch_devices.empty_pieces(cursor, known, spans, buckets)
-    parts = reader.parts(found.shards["kernels"])
 
     def handle(part: Part, columns: Columns) -> Columns:
         start, duration = columns["start_ns"], columns["duration_ns"]
-        rows = {
-            "start_ns": start,
-            "end_ns": start + duration,
-            "number": launch_devices.device_numbers(numbers.get(part.process, {}), columns["device_id"]),
-        }
+        own = numbers.get(part.process, {})
+        rows = {"start_ns": start, "end_ns": start + duration}
+        if all_plain:
+            rows["number"] = np.full(len(start), own.get(part.limits["device_id"][0], 0), np.int32)
+            return rows
+        rows["number"] = launch_devices.device_numbers(own, columns["device_id"])
         long = reader.believed(start, duration)[1] & (duration > 0)
         return rows if long.all() else {name: values[long] for name, values in rows.items()}
 
@@ -282,13 +286,49 @@ def device_use(cursor: duckdb.DuckDBPyConnection, found: Catalog, buckets: int) 
             (part for part in parts if part.process in processes),
             key=lambda part: (part.first_ns, part.process, part.path, part.row_group),
         )
-        rows = reader.fetched(own, {"kernels": ("start_ns", "duration_ns", "device_id")}, handle)
+        rows = reader.fetched(own, {"kernels": _USE_COLUMNS[:2] if all_plain else _USE_COLUMNS}, handle)
         for ready in reader.in_order(own, rows, extra):
             _add_use(pieces, own_numbers, ready)
         for number in own_numbers:
             if number in pieces:
                 pieces[number].add(nothing, nothing)
     return launch_devices.use_table(known, pieces)
+
+
+def _spans(parts: Sequence[Part]) -> str:
+    """What _SPANS gives, from the footers of plain row groups and those that may hold a last end."""
+    by_device: dict[tuple[str, int], list[Part]] = {}
+    for part in parts:
+        if part.rows:
+            by_device.setdefault((part.process, part.limits["device_id"][0]), []).append(part)
+    rows = [
+        (*device, min(part.limits["start_ns"][0] for part in own), _last_end(own)) for device, own in by_device.items()
+    ]
+    columns = [("process", "VARCHAR"), ("device_id", "INTEGER"), ("first_ns", "BIGINT"), ("last_ns", "BIGINT")]
+    return sqltext.values(columns, rows)
+
+
+def _is_plain(part: Part) -> bool:
+    """Whether the footer shows that the row group is of one device and that every launch in it took some time."""
+    if len(part.limits) < len(_USE_COLUMNS):
+        return False
+    (first, last), (shortest, longest), (low, high) = (part.limits[name] for name in _USE_COLUMNS)
+    return first >= 0 and last <= reader.LAST_NS and shortest > 0 and longest <= reader.LONGEST_NS and low == high
+
+
+def _last_end(parts: Sequence[Part]) -> int:
+    """The last end of a launch: of the few row groups that are left where the last start says least that it can be."""
+
+    def most(part: Part) -> int:
+        return part.limits["start_ns"][1] + part.limits["duration_ns"][1]
+
+    found = max(part.limits["start_ns"][1] + part.limits["duration_ns"][0] for part in parts)
+    for part in sorted(parts, key=most, reverse=True):
+        if most(part) <= found:
+            break
+        columns = reader.read(part, _USE_COLUMNS[:2])
+        found = max(found, int((columns["start_ns"] + columns["duration_ns"]).max()))
+    return found
 
 
 def _add_use(pieces: Mapping[int, sums.Pieces], numbers: Sequence[int], rows: Columns) -> None:

@@ -20,6 +20,8 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from nanalyze.analysis.made import OVERHEAD
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -32,23 +34,7 @@ MOST_PAIRS = 1000  # more are thinned out evenly: their pairwise means are as ma
 LEAST_REPEATS = 3
 CANDIDATES = 20
 
-TABLES: dict[str, tuple[tuple[str, str], ...]] = {
-    "overhead": (
-        ("process", "VARCHAR"),
-        ("range_name", "VARCHAR"),
-        ("depth", "INTEGER"),
-        ("pauses", "BIGINT"),
-        ("pairs", "BIGINT"),
-        ("steps_on", "BIGINT"),
-        ("steps_off", "BIGINT"),
-        ("mean_on_ns", "DOUBLE"),
-        ("mean_off_ns", "DOUBLE"),
-        ("slowdown_pct", "DOUBLE"),
-        ("low_pct", "DOUBLE"),
-        ("high_pct", "DOUBLE"),
-        ("reason", "VARCHAR"),
-    )
-}
+TABLES = OVERHEAD  # what `measure` fills
 
 
 @dataclass(frozen=True)
@@ -71,6 +57,9 @@ class Steps:
     end: Instants
 
 
+Repeating = tuple[str, int, int]  # name, depth and thread of a range that repeats
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Lengths of the steps with the recorder on and off, by pause that has both."""
@@ -88,7 +77,13 @@ def measure(cursor: duckdb.DuckDBPyConnection) -> dict[str, pa.Table]:
     """The content of `TABLES`: one row a recorded process. `cursor` sees the views of a run. Raises duckdb.Error."""
     import pyarrow as pa
 
-    rows = [_row(cursor, process, settings) for process, settings in _recorded(cursor)]
+    # Of all processes at once: a query has the files of all of them to look at.
+    windows = _windows(cursor)
+    names = _repeating(cursor) if windows else {}
+    rows = [
+        _row(cursor, process, settings, windows.get(process, NEVER), names.get(process, ()))
+        for process, settings in _recorded(cursor)
+    ]
     types = {"BIGINT": pa.int64(), "INTEGER": pa.int32(), "DOUBLE": pa.float64(), "VARCHAR": pa.string()}
     columns = TABLES["overhead"]
     arrays = [pa.array([row[name] for row in rows], types[kind]) for name, kind in columns]
@@ -109,13 +104,18 @@ def _object(text: str | None) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _row(cursor: duckdb.DuckDBPyConnection, process: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _row(
+    cursor: duckdb.DuckDBPyConnection,
+    process: str,
+    settings: dict[str, Any],
+    windows: Windows,
+    names: Sequence[Repeating],
+) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys((name for name, _ in TABLES["overhead"]), None)
-    windows = _windows(cursor, process)
     row.update(process=process, pauses=len(windows.start), pairs=0, steps_on=0, steps_off=0)
     if not len(windows.start):
         return {**row, "reason": _why_no_pause(settings)}
-    steps, pairs = _best(cursor, process, windows)
+    steps, pairs = _best(_candidates(cursor, process, names), windows)
     if steps is None or pairs is None:
         return {**row, "reason": "no range repeats, so there are no steps to compare"}
     on, off = (np.concatenate(part) if part else np.zeros(0) for part in (pairs.on, pairs.off))
@@ -145,23 +145,33 @@ def _why_too_few(pauses: int, pairs: int) -> str:
     )
 
 
-def _windows(cursor: duckdb.DuckDBPyConnection, process: str) -> Windows:
+def _windows(cursor: duckdb.DuckDBPyConnection) -> dict[str, Windows]:
+    """The pauses by process."""
     found = cursor.execute(
         """
-        SELECT p.start_ns, p.off_ns, p.end_ns, s.end_ns
+        SELECT p.process, p.start_ns, p.off_ns, p.end_ns, s.end_ns
         FROM pauses AS p JOIN _pause_spans AS s ON s.process = p.process AND s.start_ns = p.start_ns
-        WHERE p.process = $process AND p.off_ns BETWEEN p.start_ns AND p.end_ns ORDER BY ALL
-        """,
-        {"process": process},
+        WHERE p.off_ns BETWEEN p.start_ns AND p.end_ns ORDER BY ALL
+        """
     ).fetchall()
-    columns = np.array(found, dtype=np.int64).reshape(-1, 4)
+    by_process: dict[str, list[tuple[int, ...]]] = {}
+    for process, *instants in found:
+        by_process.setdefault(process, []).append(tuple(instants))
+    return {process: _window(rows) for process, rows in by_process.items()}
+
+
+def _window(rows: Sequence[tuple[int, ...]]) -> Windows:
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return Windows(*(columns[:, place] for place in range(4)))
 
 
-def _best(cursor: duckdb.DuckDBPyConnection, process: str, windows: Windows) -> tuple[Steps | None, Pairs | None]:
+NEVER = _window(())
+
+
+def _best(candidates: Iterator[Steps], windows: Windows) -> tuple[Steps | None, Pairs | None]:
     """Of the ranges that repeat, the one with most time that gives enough pairs, else the one with most pairs."""
     best: tuple[Steps | None, Pairs | None] = (None, None)
-    for steps in _candidates(cursor, process):
+    for steps in candidates:
         pairs = paired(steps, windows)
         if len(pairs.on) >= LEAST_PAIRS:
             return steps, pairs
@@ -170,16 +180,27 @@ def _best(cursor: duckdb.DuckDBPyConnection, process: str, windows: Windows) -> 
     return best
 
 
-def _candidates(cursor: duckdb.DuckDBPyConnection, process: str) -> Iterator[Steps]:
-    names = cursor.execute(
+def _repeating(cursor: duckdb.DuckDBPyConnection) -> dict[str, list[Repeating]]:
+    """Name, depth and thread of the ranges that repeat, by process, those with most time first."""
+    rows = cursor.execute(
         """
-        SELECT name, depth, thread_id FROM ranges
-        WHERE process = $process AND end_ns >= start_ns AND start_ns >= 0
-        GROUP BY name, depth, thread_id HAVING count(*) >= $repeats
-        ORDER BY sum(end_ns - start_ns) DESC, name, depth, thread_id LIMIT $most
+        SELECT process, name, depth, thread_id FROM ranges
+        WHERE end_ns >= start_ns AND start_ns >= 0
+        GROUP BY process, name, depth, thread_id HAVING count(*) >= $repeats
+        QUALIFY row_number() OVER (
+            PARTITION BY process ORDER BY sum(end_ns - start_ns) DESC, name, depth, thread_id
+        ) <= $most
+        ORDER BY process, sum(end_ns - start_ns) DESC, name, depth, thread_id
         """,
-        {"process": process, "repeats": LEAST_REPEATS, "most": CANDIDATES},
+        {"repeats": LEAST_REPEATS, "most": CANDIDATES},
     ).fetchall()
+    found: dict[str, list[Repeating]] = {}
+    for process, *which in rows:
+        found.setdefault(process, []).append((which[0], which[1], which[2]))
+    return found
+
+
+def _candidates(cursor: duckdb.DuckDBPyConnection, process: str, names: Sequence[Repeating]) -> Iterator[Steps]:
     for name, depth, thread in names:
         columns = cursor.execute(
             """

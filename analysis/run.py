@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import duckdb
 
 from nanalyze import queries
-from nanalyze.analysis import attribution, catalog, connection, launch_scan, launch_streams, overhead, remote, sqltext
+from nanalyze.analysis import catalog, connection, made, remote, sqltext
 from nanalyze.analysis.engines import location
 from nanalyze.rundir import objectstore, runfile
 from nanalyze.rundir.errors import QueryError, RunError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nanalyze.analysis.compare import Comparison
+    from nanalyze.analysis.launch_scan import Scan
 
 Made = TypeVar("Made")
 
@@ -114,12 +116,12 @@ class Run:
         self._closed = False
         # Relations that are worked out before the first query that needs them: what fills them.
         self._unmade: dict[tuple[str, ...], Callable[[duckdb.DuckDBPyConnection, catalog.Catalog], None]] = {
-            tuple(overhead.TABLES): connection.fill_overhead
+            tuple(made.OVERHEAD): connection.fill_overhead
         }
         if found.shards["samples"] or found.shards["sampled_windows"]:
-            self._unmade[tuple(attribution.TABLES)] = connection.fill_attribution
+            self._unmade[tuple(made.ATTRIBUTION)] = connection.fill_attribution
         self._unscanned = self._unstreamed = True
-        self._connection = connection.connect(root, self.info, found, overrides, allow_external)
+        self._connection, self._views = connection.prepared(root, self.info, found, overrides, allow_external)
 
     def sql(self, query: str, parameters: Mapping[str, object] | None = None) -> pd.DataFrame:
         """The result of one SELECT as a DataFrame.
@@ -144,9 +146,9 @@ class Run:
         cursor = self._connection_or_error().cursor()
         statement = sqltext.checked(cursor, query)
         self._running = cursor
-        self._make(cursor, statement)
         if (known := self._known_use(cursor, statement, parameters)) is not None:
             return Batches(known.to_reader(rows), self._query_error)
+        self._make(cursor, statement)
         return Batches(self._reader(cursor, statement, parameters, rows), self._query_error)
 
     def query(self, name: str, **parameters: object) -> pd.DataFrame:
@@ -165,12 +167,13 @@ class Run:
         Raises QueryError.
         """
         cursor = self._connection_or_error().cursor()
+        self._on_views(cursor, self._views.make)
         with ThreadPoolExecutor(1) as pool:
             attributing = self._attributing(cursor, pool)
-            scan = self._on_cursor(cursor, self._scan, buckets)
+            scan = self._scan(cursor, buckets)
             if attributing is not None:
                 self._on_cursor(cursor, lambda own: connection.fill(own, attributing.result()))
-                del self._unmade[tuple(attribution.TABLES)]
+                del self._unmade[tuple(made.ATTRIBUTION)]
         self._make(cursor, "SELECT * FROM verdicts")
         self._on_cursor(cursor, connection.keep, REPORTED)
         return scan.pieces if scan is not None else None
@@ -182,21 +185,12 @@ class Run:
 
         Each of the two takes about a core. None where there is nothing to gain.
         """
-        if tuple(attribution.TABLES) not in self._unmade or not self._unscanned:
+        if tuple(made.ATTRIBUTION) not in self._unmade or not self._unscanned:
             return None
-        if connection.launches(cursor) < launch_scan.FEWEST_LAUNCHES:
+        if not self._is_large(cursor):
             return None
         self._beside = cursor.cursor()
         return pool.submit(connection.attributed, self._beside, self._catalog)
-
-    def _scan(self, cursor: duckdb.DuckDBPyConnection, buckets: int | None) -> launch_scan.Scan | None:
-        """Go through all launches of a large run, once."""
-        if not self._unscanned:
-            return None
-        self._unscanned = False
-        if connection.launches(cursor) < launch_scan.FEWEST_LAUNCHES:
-            return None
-        return connection.fill_launches(cursor, self._catalog, buckets)
 
     def verdicts(self) -> pd.DataFrame:
         """What bounds each kernel class, with the evidence; largest share of time first."""
@@ -323,23 +317,71 @@ class Run:
         return f"<nanalyze run {str(self.path)!r}, damage {self.damage_count}>"
 
     def _make(self, cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
-        """Work out what the statement needs: attributing samples takes seconds, for a run of an hour minutes."""
-        named = queries.named_in(statement)
+        """Make the views that the statement needs, and work out what they need.
+
+        Attributing samples takes seconds, for a run of an hour minutes.
+        """
+        needed = self._views.needed_by(statement)
         for relations, fill in list(self._unmade.items()):
-            if not named & queries.users_of(relations):
-                continue
-            self._on_cursor(cursor, fill, self._catalog)
-            del self._unmade[relations]
-        if self._unscanned and named & queries.users_of(launch_scan.VIEWS):
-            self._on_cursor(cursor, self._scan, None)
-        if self._unstreamed and named & queries.users_of((launch_streams.VIEW,)):
-            self._unstreamed = False
-            self._on_cursor(cursor, self._stream)
+            if needed & {f"raw.{relation}" for relation in relations}:
+                self._fill(cursor, relations, fill)
+        if self._unscanned and not needed.isdisjoint(made.SCANNED):
+            self._scan(cursor, None)
+        if self._unstreamed and made.STREAMS in needed:
+            self._stream(cursor)
+        self._on_views(cursor, self._views.make_for, statement)
+
+    def _fill(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        relations: tuple[str, ...],
+        fill: Callable[[duckdb.DuckDBPyConnection, catalog.Catalog], None],
+    ) -> None:
+        reads = made.OVERHEAD_READS if relations == tuple(made.OVERHEAD) else None
+        self._on_views(cursor, self._views.make, reads)
+        self._on_cursor(cursor, fill, self._catalog)
+        self._views.replaced(f"raw.{relation}" for relation in relations)
+        del self._unmade[relations]
+
+    def _scan(self, cursor: duckdb.DuckDBPyConnection, buckets: int | None) -> Scan | None:
+        """Go through all launches of a large run, once."""
+        if not self._unscanned:
+            return None
+        self._unscanned = False
+        if not self._is_large(cursor):
+            return None
+        self._on_views(cursor, self._views.make, made.SCAN_READS)
+        scan = self._on_cursor(cursor, connection.fill_launches, self._catalog, buckets)
+        if scan is not None:
+            self._views.replaced(made.SCANNED)
+        return scan
 
     def _stream(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """Go through the streams of a large run, once."""
-        if connection.launches(cursor) >= launch_scan.FEWEST_LAUNCHES:
-            connection.fill_streams(cursor, self._catalog)
+        self._unstreamed = False
+        if not self._is_large(cursor):
+            return
+        self._on_views(cursor, self._views.make, made.STREAM_READS)
+        if self._on_cursor(cursor, connection.fill_streams, self._catalog):
+            self._views.replaced([made.STREAMS])
+
+    def _is_large(self, cursor: duckdb.DuckDBPyConnection) -> bool:
+        """Whether passes over all launches answer sooner than views do."""
+        self._on_views(cursor, self._views.make, ["raw.kernels"])
+        return self._on_cursor(cursor, connection.launches) >= made.FEWEST_LAUNCHES
+
+    def _on_views(self, cursor: duckdb.DuckDBPyConnection, work: Callable[..., None], *arguments: object) -> None:
+        """Make views; RunError for a shard that DuckDB refuses, though its hash and footer are right."""
+        try:
+            with cursor.cursor() as own:
+                self._running = own
+                work(own, *arguments)
+        except duckdb.InterruptException as error:
+            raise self._query_error(error) from error
+        except duckdb.Error as error:
+            raise self._gone_error() or connection.refused(cursor, self._catalog) or self._query_error(error) from error
+        finally:
+            self._running = cursor
 
     def _known_use(
         self, cursor: duckdb.DuckDBPyConnection, statement: str, parameters: Mapping[str, object] | None
@@ -350,12 +392,10 @@ class Run:
         buckets = (parameters or {}).get("buckets")
         if not isinstance(buckets, int) or not 1 <= buckets <= MOST_BUCKETS:
             return None
-        return self._on_cursor(cursor, self._use, buckets)
-
-    def _use(self, cursor: duckdb.DuckDBPyConnection, buckets: int) -> pa.Table | None:
-        if connection.launches(cursor) < launch_scan.FEWEST_LAUNCHES:
+        if not self._is_large(cursor):
             return None
-        return connection.device_use(cursor, self._catalog, buckets)
+        self._on_views(cursor, self._views.make, made.USE_READS)
+        return self._on_cursor(cursor, connection.device_use, self._catalog, buckets)
 
     def _on_cursor(self, cursor: duckdb.DuckDBPyConnection, work: Callable[..., Made], *arguments: object) -> Made:
         """What `work` gives on a cursor of its own, which `interrupt` stops meanwhile. Raises QueryError."""
@@ -388,15 +428,31 @@ class Run:
                 return relation.to_arrow_reader(rows)
             return relation.fetch_record_batch(rows)  # DuckDB 1.4
         except (duckdb.BinderException, duckdb.CatalogException) as error:
+            if not self._views.are_whole:
+                self._make_all(cursor, statement, parameters)
+                return self._reader(cursor, statement, parameters, rows)
             raise sqltext.query_error(_positioned(cursor, error, statement, parameters)) from error
         except (duckdb.Error, OSError) as error:
             raise self._query_error(error) from error
 
+    def _make_all(
+        self, cursor: duckdb.DuckDBPyConnection, statement: str, parameters: Mapping[str, object] | None
+    ) -> None:
+        """Make all views for a statement that put the name of one together, or is wrong and shall be told with them."""
+        self._on_views(cursor, self._views.make)
+        with suppress(duckdb.Error):
+            cursor.sql(statement, params=parameters)  # only reads its names: there was one, and nobody knows which
+            for relations, fill in list(self._unmade.items()):
+                self._fill(cursor, relations, fill)
+
     def _query_error(self, error: BaseException) -> QueryError:
         """The error as the user should read it; a shard that is gone explains any other complaint."""
+        return self._gone_error() or sqltext.query_error(error)
+
+    def _gone_error(self) -> QueryError | None:
         for path in self._gone():
             return QueryError(f"{path}: is gone since the run was opened. Open the run again.")
-        return sqltext.query_error(error)
+        return None
 
     def _gone(self) -> Iterator[Path]:
         """Shards that have been removed."""

@@ -57,7 +57,7 @@ def checked(connection: duckdb.DuckDBPyConnection, query: str) -> str:
 
     SELECT in all its forms (VALUES, FROM, DESCRIBE, SUMMARIZE, SHOW) and EXPLAIN of one.
     """
-    statements = _statements(query)
+    statements = _statements(connection, query)
     if not statements:
         raise QueryError("empty query. Give one SELECT statement.")
     if len(statements) > 1:
@@ -82,9 +82,9 @@ def _checked_explain(connection: duckdb.DuckDBPyConnection, query: str) -> str:
     return f"EXPLAIN {'ANALYZE' if match.group(1) else ''} {inner}"
 
 
-def _statements(query: str) -> list[Any]:
+def _statements(connection: duckdb.DuckDBPyConnection, query: str) -> list[Any]:
     try:
-        return list(duckdb.extract_statements(query))
+        return list(connection.extract_statements(query))
     except duckdb.Error as error:
         raise query_error(error) from error
 

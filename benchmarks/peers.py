@@ -67,27 +67,32 @@ def _overlap(run: Any) -> Answer:
     return {str(row["kernel_class_id"]): row["weighted_bytes"] for row in rows}
 
 
-# Each launch is laid onto the samples that it ran in by arithmetic; there is one device.
+# What was read until the end of a launch less what was until its start, each within the sample that it lies in: the
+# samples are added up once, and no launch is cut into pieces. There is one device.
 OVERLAP = f"""
-WITH pieces AS (
+WITH numbered AS (
     SELECT
-        kernel_class_id, start_ns, end_ns,
-        unnest(range(start_ns // {SAMPLE_NS}, (end_ns - 1) // {SAMPLE_NS} + 1)) AS sample
-    FROM _launches
-    WHERE end_ns > start_ns
-),
-numbered AS (
-    SELECT start_ns // {SAMPLE_NS} AS sample, dram_read_bytes / (end_ns - start_ns) AS bytes_per_ns
+        start_ns // {SAMPLE_NS} AS sample,
+        dram_read_bytes AS bytes,
+        dram_read_bytes / (end_ns - start_ns) AS bytes_per_ns,
+        sum(dram_read_bytes) OVER (ORDER BY start_ns ROWS UNBOUNDED PRECEDING) AS bytes_until
     FROM samples
 )
 SELECT
-    p.kernel_class_id,
+    k.kernel_class_id,
     sum(
-        (least(p.end_ns, (p.sample + 1) * {SAMPLE_NS}) - greatest(p.start_ns, p.sample * {SAMPLE_NS})) * n.bytes_per_ns
+        CASE
+            WHEN f.sample = l.sample THEN (k.end_ns - k.start_ns) * f.bytes_per_ns
+            ELSE ((f.sample + 1) * {SAMPLE_NS} - k.start_ns) * f.bytes_per_ns
+                + (l.bytes_until - l.bytes - f.bytes_until)
+                + (k.end_ns - l.sample * {SAMPLE_NS}) * l.bytes_per_ns
+        END
     ) AS weighted_bytes
-FROM pieces AS p
-JOIN numbered AS n ON n.sample = p.sample
-GROUP BY p.kernel_class_id
+FROM _launches AS k
+JOIN numbered AS f ON f.sample = k.start_ns // {SAMPLE_NS}
+JOIN numbered AS l ON l.sample = (k.end_ns - 1) // {SAMPLE_NS}
+WHERE k.end_ns > k.start_ns
+GROUP BY k.kernel_class_id
 """
 
 OURS: dict[str, Callable[[Any], Answer]] = {"classes": _classes, "gaps": _gaps, "busy": _busy, "overlap": _overlap}
@@ -254,10 +259,10 @@ WAYS: dict[str, Callable[[str, Path], Answer]] = {
     "nsys-ai": _nsys_ai,
 }
 IMPORTS = {
-    "nanalyze": ("nanalyze.analysis", "pandas", "pyarrow.parquet"),
+    "nanalyze": ("nanalyze.analysis.run", "nanalyze.analysis.launch_streams", "pandas", "pyarrow.parquet"),
     "pandas": ("pandas", "pyarrow.parquet", "numpy"),
     "polars": ("polars",),
-    "nanalyze import": ("nanalyze.analysis", "nanalyze.importers.registry", "pandas", "pyarrow.parquet"),
+    "nanalyze import": ("nanalyze.analysis.run", "nanalyze.importers.registry", "pandas", "pyarrow.parquet"),
     "Holistic Trace Analysis": ("hta.trace_analysis",),
     "nsys-ai": ("nsys_ai.profile", "nsys_ai.overlap", "nsys_ai.skills.registry", "duckdb"),
 }
@@ -409,7 +414,8 @@ def source_of(question: str, out: Path, launches: int, events: int) -> tuple[Pat
         if not path.exists():
             _module("import").nsys_file(path, events)
         return path, f"{events / 1e6:g} M kernels"
-    return _module("scale").made(out, launches, True), f"{launches / 1e6:g} M launches"
+    scale = _module("scale")
+    return scale.made(scale.Asked(out), launches, True), f"{launches / 1e6:g} M launches"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

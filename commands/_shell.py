@@ -205,7 +205,7 @@ def _columns(run: na.Run, view: str) -> tuple[str, ...]:
     if view != "samples":
         return tuple(column.name for column in queries.view(view).columns)
     try:
-        return tuple(run.arrow("DESCRIBE samples")["column_name"].to_pylist())
+        return tuple(run.arrow("SELECT * FROM samples LIMIT 0").column_names)
     except NanalyzeError:
         return ()
 

@@ -11,8 +11,8 @@ import click
 
 from nanalyze.commands._open import LocalRun
 from nanalyze.commands.info import size_text
-from nanalyze.rundir import compaction
 
+TARGET_MB = 64  # as compaction.TARGET_BYTES; what merges needs numpy, which --help does not
 UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
@@ -33,7 +33,7 @@ def _age(context: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option(
     "--target-mb",
     type=click.IntRange(1, 4096),
-    default=compaction.TARGET_BYTES >> 20,
+    default=TARGET_MB,
     show_default=True,
     help="Merge shards up to this size each, in MiB.",
 )
@@ -66,6 +66,8 @@ def compact(run_dir: Path, target_mb: int, roll_up_older_than: int | None, lose_
       nanalyze compact run_dir
       nanalyze compact run_dir --roll-up-older-than 7d
     """
+    from nanalyze.rundir import compaction
+
     if roll_up_older_than is not None:
         _roll_up(run_dir, roll_up_older_than, lose_samples)
     elif lose_samples:
@@ -84,6 +86,7 @@ def compact(run_dir: Path, target_mb: int, roll_up_older_than: int | None, lose_
 
 def _roll_up(run_dir: Path, age_ns: int, lose_samples: bool) -> None:
     from nanalyze.analysis import rolled_samples
+    from nanalyze.rundir import compaction
 
     done = compaction.roll_up(
         run_dir, time.time_ns() - age_ns, lose_samples=lose_samples, attribute=rolled_samples.windows

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import click
 
-from nanalyze.commands import _calibrate
 from nanalyze.commands._output import escape
-from nanalyze.recorder import diagnose
 
 
 @click.command("doctor")
@@ -43,6 +41,9 @@ def doctor(directory: Path, as_json: bool, calibrate: bool, output: Path | None,
       nanalyze doctor --calibrate
       nanalyze doctor --calibrate -o run_dir
     """
+    from nanalyze.commands import _calibrate
+    from nanalyze.recorder import diagnose
+
     _leave_alone()
     if calibrate:
         _calibrate.calibrate(list(device) or None, output, as_json=as_json)

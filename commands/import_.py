@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nanalyze.importers import registry
 from nanalyze.importers.options import LOCALES, Options
-from nanalyze.importers.sink import ImportSummary
+
+if TYPE_CHECKING:
+    from nanalyze.importers.sink import ImportSummary
 
 KINDS = ("kineto", "ncu", "nsys", "proton")
 

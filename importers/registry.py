@@ -6,10 +6,12 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nanalyze.importers.options import ImportFailed, Options
-from nanalyze.importers.sink import ImportSummary, Sink
+
+if TYPE_CHECKING:
+    from nanalyze.importers.sink import ImportSummary, Sink
 
 Progress = Callable[[int, int], None]
 
@@ -57,6 +59,8 @@ def import_files(
     `progress` is called with the bytes (or rows) read so far and in all. Raises ImportFailed for
     files that cannot be read or hold no GPU work, RunError for a directory that cannot be written.
     """
+    from nanalyze.importers.sink import Sink
+
     options = options or Options()
     importer = find(paths, options.kind)
     with Sink(run_dir, importer.KIND.partition("-")[0], paths, force) as sink:

@@ -45,6 +45,8 @@ VIEWS = (
     "_device_readings",
     "throttling",
     "_range_segments",
+    "_range_grid",
+    "_range_buckets",
     "_exact_durations",
     "_launches",
     "_communicating",
@@ -235,22 +237,42 @@ def nearest(name: str, names: Sequence[str]) -> list[str]:
 @cache
 def users_of(relations: tuple[str, ...]) -> frozenset[str]:
     """Views that are any of `relations` or read them, from schema `raw` or through others."""
-    found: set[str] = set()
-    for name in VIEWS:
-        words = _words(view(name).sql)
-        if name in relations or any(f"raw.{relation}" in words for relation in relations) or words & found:
-            found.add(name)
-    return frozenset(found)
+    wanted = {*relations, *(f"raw.{relation}" for relation in relations)}
+    return frozenset(name for name in VIEWS if needed_for(frozenset([name])) & wanted)
+
+
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/|\w+""", re.DOTALL)
+
+
+def words(statement: str) -> frozenset[str]:
+    """The words of an SQL statement in lower case, those in texts and quoted names too, but not those in comments."""
+    code = (token for token in _TOKEN.findall(statement.lower()) if not token.startswith(("--", "/*")))
+    return frozenset(re.findall(r"\w+", " ".join(code)))
 
 
 def named_in(statement: str) -> frozenset[str]:
     """Views that an SQL statement may read: their names stand in it, in any case."""
-    return frozenset(_words(statement.lower()) & set(VIEWS))
+    return words(statement) & frozenset(VIEWS)
 
 
-def _words(sql: str) -> set[str]:
-    code = re.sub(r"--[^\n]*", "", sql)
-    return set(re.findall(r"\w+", code)) | set(re.findall(r"\braw\.\w+", code))
+@cache
+def reads(view_name: str) -> frozenset[str]:
+    """What a view reads itself: other views, and relations of schema `raw` as raw.<name>."""
+    code = re.sub(r"--[^\n]*", "", view(view_name).sql)
+    read = re.findall(r"\b(?:FROM|JOIN)\s+((?:raw\.)?\w+)", code)
+    return frozenset(name for name in read if name in VIEWS or name.startswith("raw."))
+
+
+def needed_for(names: frozenset[str], there: frozenset[str] = frozenset()) -> frozenset[str]:
+    """These relations and what they read in turn, not beyond those that are `there`."""
+    found: set[str] = set()
+    pending = list(names - there)
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            pending += () if name.startswith("raw.") else reads(name) - there
+    return frozenset(found)
 
 
 def parse(name: str, text: str) -> Query:

@@ -321,3 +321,9 @@ def test_the_command_refuses_what_is_no_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["compact", str(tmp_path)])
     assert done.exit_code == 1
     assert done.stderr.startswith(f"nanalyze: error: {tmp_path}: is empty")
+
+
+def test_the_command_merges_up_to_the_size_of_the_library() -> None:
+    from nanalyze.commands import compact as command
+
+    assert command.TARGET_MB << 20 == compaction.TARGET_BYTES

@@ -13,7 +13,7 @@ import pytest
 
 import nanalyze.analysis as na
 from nanalyze import queries
-from nanalyze.analysis import launch_devices, launch_reader, launch_scan, launch_sums
+from nanalyze.analysis import launch_devices, launch_reader, launch_scan, launch_sums, made
 from nanalyze.rundir.schema import TABLES
 from nanalyze.rundir.shards import write_shard
 
@@ -83,10 +83,10 @@ def rows(run: na.Run, statement: str, **parameters: object) -> list[tuple[Any, .
 
 def both(run_dir: Path, monkeypatch: pytest.MonkeyPatch, buckets: int = 9) -> tuple[na.Run, na.Run, pa.Table]:
     """The run with its views alone, and after a pass with the pieces of that."""
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 10**12)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 10**12)
     plain = na.open(run_dir)
     assert plain.prepare(buckets) is None
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 0)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 0)
     scanned = na.open(run_dir)
     pieces = scanned.prepare(buckets)
     assert pieces is not None
@@ -177,10 +177,10 @@ def test_row_groups_without_order_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_where_a_pass_is_refused_the_views_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path, 1)
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 10**12)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 10**12)
     with na.open(tmp_path) as run:
         expected = run.query("time_by_cause")
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 0)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 0)
     monkeypatch.setattr(launch_reader, "MOST_PENDING", 3)
     with na.open(tmp_path) as run:
         assert run.prepare(9) is None
@@ -192,7 +192,7 @@ def test_one_query_of_a_large_run_makes_the_pass(tmp_path: Path, monkeypatch: py
     passes = []
     scan = launch_scan.scan
     monkeypatch.setattr(launch_scan, "scan", lambda *given: passes.append(given) or scan(*given))
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 0)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 0)
     with na.open(tmp_path) as run:
         run.query("top_kernels")
         assert not passes

@@ -14,7 +14,7 @@ from test_launch_scan import MS, build, split
 
 import nanalyze.analysis as na
 from nanalyze import queries
-from nanalyze.analysis import launch_reader, launch_scan, launch_streams
+from nanalyze.analysis import launch_reader, launch_streams, made
 
 
 def answers(run_dir: Path, buckets: int = 7) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_a_pass_gives_what_the_queries_give(
     assert not passes
     assert len(expected["gaps"]) > 6
     assert expected["gaps"]["gap_ns"].min() > 0
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 0)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 0)
     found = answers(tmp_path)
     assert passes == ["stream_times", "device_use"]
     for name, frame in expected.items():
@@ -81,7 +81,7 @@ def test_pauses_and_kernels_that_begin_together(
     ties(tmp_path)
     expected = answers(tmp_path)
     assert expected["gaps"]["paused_ns"].min() > 0
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 0)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 0)
     monkeypatch.setattr(launch_reader, "ROWS_AT_ONCE", 5)
     found = answers(tmp_path)
     assert len(passes) == 2
@@ -95,7 +95,7 @@ def test_where_a_pass_is_refused_the_sql_answers(
 ) -> None:
     build(tmp_path, 2)
     expected = answers(tmp_path)
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 0)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 0)
     monkeypatch.setattr(module, limit, 3)
     found = answers(tmp_path)
     assert "stream_times" not in passes
@@ -122,7 +122,7 @@ def test_only_the_shipped_query_itself_is_answered_by_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[str]
 ) -> None:
     build(tmp_path, 2)
-    monkeypatch.setattr(launch_scan, "FEWEST_LAUNCHES", 0)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 0)
     statement = queries.query("timeline_utilisation").sql
     with na.open(tmp_path) as run:
         shipped = run.sql(statement, {"buckets": 3})
@@ -132,3 +132,52 @@ def test_only_the_shipped_query_itself_is_answered_by_a_pass(
     assert passes == ["device_use"] * 2
     assert shipped["bucket"].max() == 2
     assert PROCESS in "".join(shipped["device"]) or len(shipped) > 3
+
+
+def plain(run_dir: Path, seed: int) -> None:
+    """Launches that all took some time, on a device a row group; the last end is not of the last start."""
+    chance = random.Random(seed)
+    trace = Trace(run_dir)
+    kernel = trace.kernel_class("k")
+    for process in ("node0-0-100", "node0-1-200"):
+        for ordinal in range(2):
+            trace.device(process, device_id=ordinal)
+            for place in range(30):
+                at = 100 * (30 * ordinal + place)
+                trace.kernel(kernel, at, chance.choice([1, 20, 5_000]), process=process, device_id=ordinal)
+    trace.write(shards=6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_first_and_last_instants_come_from_the_footers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[str], seed: int
+) -> None:
+    plain(tmp_path, seed)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 10**9)
+    expected = answers(tmp_path)
+    monkeypatch.setattr(made, "FEWEST_LAUNCHES", 0)
+    monkeypatch.setattr(launch_streams, "_SPANS", "SELECT nothing")  # which is not asked
+    found = answers(tmp_path)
+    assert passes == ["stream_times", "device_use"]
+    assert found["use"].equals(expected["use"])
+    with na.open(tmp_path) as run:
+        parts = launch_reader.parts(run._catalog.shards["kernels"], launch_streams._USE_COLUMNS)
+        spans = run.sql(f"SELECT * FROM ({launch_streams._spans(parts)}) ORDER BY ALL")
+        wanted = run.sql(
+            "SELECT process, device_id, min(start_ns) AS first_ns, max(end_ns) AS last_ns FROM _launches"
+            " GROUP BY process, device_id ORDER BY ALL"
+        )
+    assert len(spans) == 4
+    assert spans.to_dict("records") == wanted.to_dict("records")
+
+
+@pytest.mark.parametrize("odd", [{"duration_ns": 0}, {"duration_ns": None}, {"start_ns": None}, {"device_id": 1}])
+def test_footers_that_do_not_tell_are_not_asked(tmp_path: Path, odd: dict[str, Any]) -> None:
+    trace = Trace(tmp_path)
+    kernel = trace.kernel_class("k")
+    trace.kernel(kernel, 0, 5)
+    trace.kernel(kernel, **{"start_ns": 10, "duration_ns": 5, **odd})
+    trace.write()
+    with na.open(tmp_path) as run:
+        (part,) = launch_reader.parts(run._catalog.shards["kernels"], launch_streams._USE_COLUMNS)
+    assert not launch_streams._is_plain(part)

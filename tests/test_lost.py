@@ -252,8 +252,9 @@ def test_many_devices_are_named_and_cut(tmp_path: Path) -> None:
            "kernel": None}  # fmt: skip
     rows = [{**row, "device": f"d{number}"} for number in range(10)]
     grid = lost.cause_grid(rows, {"d0": "GPU 0"})
-    assert [cells[0].text for cells in grid.rows] == ["GPU 0", *(f"d{number}" for number in range(1, 8))]
-    assert grid.foot == "2 further devices are in tables/time_by_cause.csv."
+    devices = ["All 10 devices", "GPU 0", *(f"d{number}" for number in range(1, 8))]
+    assert [cells[0].text for cells in grid.rows] == devices
+    assert grid.foot == "These are the 8 devices that computed least; all are in tables/time_by_cause.csv."
     assert lost.cause_grid([], {}).rows == ()
 
 
