@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nanalyze.analysis.report import clocks, values
-from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, measured, numbers, words
+from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, foremost, measured, numbers, words
 from nanalyze.analysis.report.figures import MOST_PANELS, Timeline
 
 SHOWN_DEVICES = 200
@@ -13,9 +13,12 @@ SHOWN_RANGES = 40
 
 
 def timelines(pieces: Sequence[Row], use: Sequence[Row], throttled: Sequence[Row]) -> list[Timeline]:
-    """One timeline a device, its seconds counted from the first kernel of the run; `throttled` are of throttling."""
+    """One timeline a device, its seconds counted from the first kernel of the run; `throttled` are of throttling.
+
+    Of many devices the least busy.
+    """
     found = []
-    for device in use[:MOST_PANELS]:
+    for device in foremost(use, MOST_PANELS, _busy):
         rows = [row for row in pieces if row["device"] == device["device"]]
         first = rows[0]["start_ns"]
         edges = [(row["start_ns"] - first) / 1e9 for row in rows] + [(rows[-1]["end_ns"] - first) / 1e9]
@@ -48,7 +51,9 @@ def _spans(throttled: Sequence[Row], device: str, is_throttled: bool, first_ns: 
     ]
 
 
-def use_grid(use: Sequence[Row]) -> Grid:
+def use_grid(use: Sequence[Row], shown: int | None = None) -> Grid:
+    """A row a device, of more than `shown` (SHOWN_DEVICES if None) the least busy."""
+    shown = SHOWN_DEVICES if shown is None else shown
     heads = (Head("Device", style=""), Head("Busy", "a kernel runs"), Head("Busy time"), Head("Kernel time", "sum"),
              Head("Copying", "a copy runs"), Head("SM clock", "lowest to highest"))  # fmt: skip
     body = [
@@ -60,22 +65,19 @@ def use_grid(use: Sequence[Row]) -> Grid:
             numbers(values.share, row["copy_share"]),
             _clock_cell(row),
         )
-        for row in _least_busy(use)
+        for row in foremost(use, shown, _busy)
     ]
     if not body:
         return Grid(notes=("No kernel launch has a start and an end, so there is no timeline.",))
-    foot = f"Plotted are the first {MOST_PANELS} devices." if len(use) > MOST_PANELS else ""
-    if len(use) > SHOWN_DEVICES:
-        least = f"Of {len(use):,} devices these are the {SHOWN_DEVICES} least busy"
+    foot = f"Plotted are the {MOST_PANELS} least busy devices." if len(use) > MOST_PANELS else ""
+    if len(use) > shown:
+        least = f"Of {len(use):,} devices these are the {shown} least busy"
         foot += f" {least}; the query timeline_utilisation has all."
     return Grid(heads, body, foot=foot)
 
 
-def _least_busy(use: Sequence[Row]) -> Sequence[Row]:
-    """All of a few devices as they come, of more the SHOWN_DEVICES with the smallest busy share, that first."""
-    if len(use) <= SHOWN_DEVICES:
-        return use
-    return sorted(use, key=lambda row: 1.0 if row["busy_share"] is None else row["busy_share"])[:SHOWN_DEVICES]
+def _busy(row: Row) -> float:
+    return 1.0 if row["busy_share"] is None else float(row["busy_share"])
 
 
 def range_grid(ranges: Sequence[Row], total: int) -> Grid:

@@ -46,6 +46,11 @@ class Grid:
     foot: str = ""
 
 
+def foremost(rows: Sequence[Row], shown: int, key: Callable[[Row], Any]) -> Sequence[Row]:
+    """All of a few rows as they come; of more than `shown`, those with the smallest `key`, that first."""
+    return rows if len(rows) <= shown else sorted(rows, key=key)[:shown]
+
+
 def words(value: Any, style: str = "", limit: int = CELL_CHARACTERS) -> Cell:
     """Text as a cell: one line, nothing invisible, cut to fit, with what was cut in the tooltip."""
     text = values.text(value)

@@ -6,7 +6,7 @@ range name, a kind of copy, a device or a piece of the run's time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -192,13 +192,14 @@ def _use(pieces: Sequence[Row], span: Row, devices: Sequence[Row]) -> list[Row]:
     if not pieces:
         return []
     active = span["last_ns"] - span["first_ns"]
-    found: dict[str, Row] = {}
+    names = device_labels(devices, {piece["device"] for piece in pieces})
+    found: dict[str, Row] = {
+        piece["device"]: {"device": piece["device"], "label": names[piece["device"]], "active_ns": active,
+                          "busy_ns": 0, "copy_ns": 0, "kernel_ns": 0, "paused_ns": 0, "clocks": []}
+        for piece in pieces
+    }  # fmt: skip
     for piece in pieces:
-        row = found.setdefault(
-            piece["device"],
-            {"device": piece["device"], "label": device_label(piece["device"], devices), "active_ns": active,
-             "busy_ns": 0, "copy_ns": 0, "kernel_ns": 0, "paused_ns": 0, "clocks": []},
-        )  # fmt: skip
+        row = found[piece["device"]]
         for key in ("busy_ns", "copy_ns", "kernel_ns", "paused_ns"):
             row[key] += piece[key] or 0
         if piece["sm_clock_hz"] is not None:
@@ -218,21 +219,23 @@ def _with_shares(row: Row) -> Row:
     }
 
 
-def device_label(key: str, devices: Sequence[Row]) -> str:
-    """`GPU 0: NVIDIA H200 (node0-0-100)` for a UUID or process/ordinal."""
+def device_labels(devices: Sequence[Row], keys: Iterable[str]) -> dict[str, str]:
+    """`GPU 0: NVIDIA H200 (node0-0-100)` for each of `keys`, a UUID or process/ordinal."""
+    known: dict[str, str] = {}
     for device in devices:
-        if key in (device["uuid"], f"{device['process']}/{device['device_id']}"):
-            count = len(device["processes"])
-            who = cut(device["processes"][0], LABEL_CHARACTERS) if count == 1 else f"{count:,} processes"
-            return f"GPU {device['device_id']}: {cut(str(device['name']), LABEL_CHARACTERS)} ({who})"
-    return cut(key, LABEL_CHARACTERS)
+        count = len(device["processes"])
+        who = cut(device["processes"][0], LABEL_CHARACTERS) if count == 1 else f"{count:,} processes"
+        text = f"GPU {device['device_id']}: {cut(str(device['name']), LABEL_CHARACTERS)} ({who})"
+        for key in (device["uuid"], f"{device['process']}/{device['device_id']}"):
+            known.setdefault(key, text)
+    return {key: known.get(key, cut(key, LABEL_CHARACTERS)) for key in keys}
 
 
 def labels(data: Data) -> dict[str, str]:
     """What the page calls each device, by its key in the views."""
     keys = {device["uuid"] or f"{device['process']}/{device['device_id']}" for device in data.devices}
     keys |= {row["device"] for row in data.use} | {row["device"] for row in data.rows("time_by_cause")}
-    return {key: device_label(key, data.devices) for key in keys}
+    return device_labels(data.devices, keys)
 
 
 def _shapes(run: Run, kernels: Sequence[Row]) -> dict[int, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from nanalyze.analysis.report import values
-from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, numbers, words
+from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, foremost, numbers, words
 from nanalyze.analysis.report.sections import SHOWN_ROWS, lasted
 
 NOTE = (
@@ -43,9 +44,14 @@ def cost_grid(rows: Sequence[Row]) -> Grid:
     heads = (Head("Process", "and its step", style=""), Head("Slowdown", "of a step"), Head("95 % interval"),
              Head("Step", "on"), Head("Step", "off"), Head("Steps compared", "on and off"),
              Head("Pauses", "share of the time"), Head("Recorder's CPU", "% of one core"))  # fmt: skip
-    body = [_cells(row) for row in rows[:SHOWN_ROWS]]
-    more = len(rows) - SHOWN_ROWS
-    return Grid(heads, body, (note,), f"{more:,} further processes are in tables/overhead.csv." if more > 0 else "")
+    body = [_cells(row) for row in foremost(rows, SHOWN_ROWS, _cheapness)]
+    foot = f"Of {len(rows):,} processes these are the {SHOWN_ROWS} dearest; all are in tables/overhead.csv."
+    return Grid(heads, body, (note,), foot if len(rows) > SHOWN_ROWS else "")
+
+
+def _cheapness(row: Row) -> tuple[float, float]:
+    slowdown = values.number(row["slowdown_pct"])
+    return math.inf if slowdown is None else -slowdown, -(row["cpu_share"] or 0.0)
 
 
 def _cells(row: Row) -> tuple[Cell, ...]:

@@ -109,7 +109,7 @@ def _span(totals: Row) -> str:
 def _on_devices(devices: Sequence[Row]) -> str:
     if not devices:
         return ""
-    names = sorted({words(device["name"]).text for device in devices})
+    names = sorted({words(name).text for name in {device["name"] for device in devices}})
     return f" on {_plural(len(devices), 'GPU', 'GPUs')} ({', '.join(names[:3])})"
 
 

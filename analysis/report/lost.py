@@ -11,6 +11,7 @@ from nanalyze.analysis.report.names import shorten
 SHOWN_DEVICES = 8
 SHOWN_KERNELS = 15
 NAME_CHARACTERS = 70
+COMPUTE = "compute"
 
 # What each cause of the query time_by_cause means, in a line.
 MEANINGS = {
@@ -33,21 +34,66 @@ def cause_grid(rows: Sequence[Row], labels: Mapping[str, str]) -> Grid:
     if not rows:
         return Grid(notes=("Nothing has a start and an end, so there is no time to divide.",))
     devices = list(dict.fromkeys(row["device"] for row in rows))
-    shown = set(devices[:SHOWN_DEVICES])
+    shown = shown_rows(rows)
     device_head = (Head("Device", style=""),) if len(devices) > 1 else ()
     heads = (*device_head, Head("Cause", style=""), Head("Share", "of the device's time"), Head("Time"), Head("Gaps"),
              Head("Mean gap"), Head("Longest"), Head("Mostly before", style=""))  # fmt: skip
     body = []
-    for row in rows:
-        if row["device"] in shown:
-            device = (words(labels.get(row["device"], row["device"]), "text"),) if len(devices) > 1 else ()
-            body.append((*device, *_cause_cells(row)))
+    for row in shown:
+        device = (words(label(row["device"], labels, devices), "text"),) if len(devices) > 1 else ()
+        body.append((*device, *_cause_cells(row)))
     note = (
         "From a device's first kernel or copy to the end of its last one. Each instant counts once: where a kernel "
         "computes, as compute, whatever else runs; else as communication, as copy, or by why nothing ran."
     )
-    more = len(devices) - SHOWN_DEVICES
-    return Grid(heads, body, (note,), f"{more:,} further devices are in tables/time_by_cause.csv." if more > 0 else "")
+    foot = f"These are the {SHOWN_DEVICES} devices that computed least; all are in tables/time_by_cause.csv."
+    return Grid(heads, body, (note,), foot if len(devices) > SHOWN_DEVICES else "")
+
+
+def shown_rows(rows: Sequence[Row]) -> list[Row]:
+    """All rows of a few devices; of many, the sums over all (`device` is None) and those that computed least."""
+    own: dict[str, list[Row]] = {}
+    for row in rows:
+        own.setdefault(row["device"], []).append(row)
+    if len(own) <= SHOWN_DEVICES:
+        return list(rows)
+    least = sorted(own.values(), key=lambda found: sum(row["share"] or 0.0 for row in found if row["cause"] == COMPUTE))
+    return [*_together(rows), *(row for found in least[:SHOWN_DEVICES] for row in found)]
+
+
+def label(device: str | None, labels: Mapping[str, str], devices: Sequence[str]) -> str:
+    """What the page calls a device of `shown_rows`."""
+    return f"All {len(devices):,} devices" if device is None else labels.get(device, device)
+
+
+def _together(rows: Sequence[Row]) -> list[Row]:
+    """Sums over all devices by cause, largest first after compute."""
+    causes: dict[str, list[Row]] = {}
+    for row in rows:
+        causes.setdefault(row["cause"], []).append(row)
+    observed = sum(row["total_ns"] for row in rows if row["share"] is not None)
+    found = [_sum(cause, own, observed) for cause, own in causes.items()]
+    return sorted(found, key=lambda row: (row["cause"] != COMPUTE, row["share"] is None, -row["total_ns"]))
+
+
+def _sum(cause: str, rows: Sequence[Row], observed_ns: int) -> Row:
+    total, gaps = sum(row["total_ns"] for row in rows), sum(row["gaps"] or 0 for row in rows)
+    before: dict[str, int] = {}
+    for row in rows:
+        if row["kernel"] is not None:
+            before[row["kernel"]] = before.get(row["kernel"], 0) + row["total_ns"]
+    return {
+        "device": None,
+        "cause": cause,
+        "share": None if rows[0]["share"] is None or not observed_ns else total / observed_ns,
+        "total_ns": total,
+        "gaps": gaps or None,
+        "mean_gap_ns": total / gaps if gaps else None,
+        "longest_gap_ns": max(
+            (row["longest_gap_ns"] for row in rows if row["longest_gap_ns"] is not None), default=None
+        ),
+        "kernel": max(before, key=lambda name: before[name], default=None),
+    }
 
 
 def _cause_cells(row: Row) -> tuple[Cell, ...]:

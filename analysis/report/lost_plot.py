@@ -10,7 +10,8 @@ from matplotlib.ticker import FuncFormatter
 
 from nanalyze.analysis.report import palette, values
 from nanalyze.analysis.report.cells import Row
-from nanalyze.analysis.report.figures import MOST_PANELS, Look
+from nanalyze.analysis.report.figures import Look
+from nanalyze.analysis.report.lost import label, shown_rows
 from nanalyze.analysis.report.names import ascii_only, cut
 
 # Colour and hatching of each cause, in the order in which the pieces of a bar follow each other.
@@ -31,12 +32,13 @@ Split = tuple[str, Mapping[str, float]]
 
 
 def splits(rows: Sequence[Row], labels: Mapping[str, str]) -> list[Split]:
-    """Name of each device and its shares by cause, from the shipped query time_by_cause; MOST_PANELS at most."""
-    found: dict[str, dict[str, float]] = {}
-    for row in rows:
+    """Name of each device and its shares by cause, of the devices that the table of `lost.cause_grid` shows."""
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    found: dict[str | None, dict[str, float]] = {}
+    for row in shown_rows(rows):
         if row["share"]:
             found.setdefault(row["device"], {})[row["cause"]] = float(row["share"])
-    return [(labels.get(device, device), shares) for device, shares in list(found.items())[:MOST_PANELS]]
+    return [(label(device, labels, devices), shares) for device, shares in found.items()]
 
 
 def draw(found: Sequence[Split], look: Look) -> Figure:
@@ -46,7 +48,7 @@ def draw(found: Sequence[Split], look: Look) -> Figure:
     lines = -(-len(present) // columns)
     figure = Figure(figsize=(look.width, 0.62 * max(len(found), 1) + 0.2 * lines + 0.55), layout="constrained")
     axes = figure.add_subplot()
-    for position, (label, shares) in enumerate(found):
+    for position, (name, shares) in enumerate(found):
         left = 0.0
         for cause in present:
             width = 100 * shares.get(cause, 0.0)
@@ -54,7 +56,7 @@ def draw(found: Sequence[Split], look: Look) -> Figure:
             axes.barh(position, width, left=left, height=0.5, color=colour, hatch=hatch, edgecolor=look.theme.ink,
                       linewidth=0.4)  # fmt: skip
             left += width
-        axes.text(0, position - 0.33, ascii_only(cut(label, 46 if look.narrow else 100)), va="bottom")
+        axes.text(0, position - 0.33, ascii_only(cut(name, 46 if look.narrow else 100)), va="bottom")
     axes.set_xlim(0, 100)
     axes.set_ylim(max(len(found), 1) - 0.6, -0.75)
     axes.set_yticks([])

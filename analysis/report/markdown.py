@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from nanalyze.analysis.compare.markdown import code
 from nanalyze.analysis.report import activity, kernels, lost, measurements, opportunities, rooflines, several, values
+from nanalyze.analysis.report import ranks as rank_table
 from nanalyze.analysis.report.cells import Cell, Grid
 from nanalyze.analysis.report.collect import Data, labels, ranks
 from nanalyze.analysis.report.content import caveats, headline_of, losses_title
@@ -20,6 +21,7 @@ from nanalyze.analysis.report.names import visible
 MOST_CHARACTERS = 60_000
 SHOWN_KERNELS = 10
 SHOWN_LOSSES = 5
+SHOWN_DEVICES = 20
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~!&])")
 # Hosts make links and mentions of these after Markdown is done with escapes: a word joiner keeps them apart.
 _LINKING = re.compile(r"(:)(?=//)|(@|#)")
@@ -44,7 +46,8 @@ def _run(data: Data, path: str, title: str) -> list[str]:
         ("Time lost, by cause", _grid(lost.cause_grid(about, labels(data)))),
         ("Roofline", _grid(rooflines.roof_grid(data.rows("roofline"), ranks(data)), kernel_column=1)),
         ("Ranges", _grid(activity.range_grid(data.rows("ranges")[: activity.SHOWN_RANGES], len(data.rows("ranges"))))),
-        ("Utilisation", _grid(activity.use_grid(data.use))),
+        ("Utilisation", _grid(activity.use_grid(data.use, SHOWN_DEVICES))),
+        ("Ranks", _grid(rank_table.rank_grid(data.rows("ranks"), SHOWN_DEVICES))),
     )
     lines = [title, "", *(f"{escape(line)}\n" for line in headline_of(data))]
     lines += _warnings(data)
@@ -92,7 +95,7 @@ def _grid(grid: Grid, kernel_column: int | None = None) -> list[str]:
     for row in grid.rows:
         cells = [code(c.text, 80) if place == kernel_column else _cell(c) for place, c in enumerate(row)]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return [*lines, "", escape(grid.foot)] if grid.foot else lines
 
 
 def _cell(cell: Cell) -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nanalyze.analysis.report import values
-from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, numbers, words
+from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, foremost, numbers, words
 
 SHOWN_RANKS = 64
 NEGLIGIBLE = 0.01  # of kernel time: a rank that makes the others wait less than that is not worth a sentence
 
 
-def rank_grid(rows: Sequence[Row]) -> Grid:
-    """A row a rank and device, from the shipped query `ranks`; nothing where none can be compared."""
+def rank_grid(rows: Sequence[Row], shown: int = SHOWN_RANKS) -> Grid:
+    """A row a rank and device, from the shipped query `ranks`; nothing where none can be compared.
+
+    Of more than `shown` the slowest, and those whose kernels took longest.
+    """
     if not any(row["is_slowest"] for row in rows):
         return Grid()
     heads = (Head("Rank", "process and device", style=""), Head("Launches"), Head("Computing"),
@@ -33,14 +36,19 @@ def rank_grid(rows: Sequence[Row]) -> Grid:
             numbers(values.duration, row["waiting_ns"]) if row["waiting_ns"] != 0 else Cell("none"),
             Cell(values.scaled(row["sm_clock_hz"], "Hz")),
         )
-        for row in rows[:SHOWN_RANKS]
+        for row in foremost(rows, shown, _slowness)
     ]
     note = (
         "A collective's kernel runs until the last rank has joined, so time in it is transfer and waiting together. "
-        "The rank with the least of it came last: the others wait for it. That holds where all ranks do the same."
+        "The rank with the least of it came last: the others wait for it. That holds where all ranks do the same. A "
+        "collective that waits keeps SMs busy, so a rank that waits may compute for longer than the one it waits for."
     )
-    more = f"{len(rows) - SHOWN_RANKS:,} more are in tables/ranks.csv." if len(rows) > SHOWN_RANKS else ""
+    more = f"Of {len(rows):,} these computed longest; all are in tables/ranks.csv." if len(rows) > shown else ""
     return Grid(heads, body, (note,), more)
+
+
+def _slowness(row: Row) -> tuple[bool, float]:
+    return not row["is_slowest"], -(row["compute_ns"] or 0)
 
 
 def sentence(rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from nanalyze.analysis.report import values
@@ -29,13 +30,16 @@ def quality_grid(quality: Sequence[Row], labels: Mapping[str, str]) -> Grid:
     heads = (Head("Sampled counter", style=""), Head("Explained", "of its variation"), Head("Mean", "whole device"),
              Head("Samples", "used"), Head("left out"), Head("Kernels", "and copies, idle time"),
              Head("not told apart"))  # fmt: skip
-    several = len({row["device"] for row in quality}) > 1
+    devices = len({row["device"] for row in quality})
+    is_summed = devices > 1 and len(quality) > SHOWN_ROWS
+    if is_summed:
+        quality = _over_devices(quality, labels)
     body = [
         (
             Cell(
                 words(row["counter"]).text,
                 "wide",
-                below=_meaning(row, words(labels.get(row["device"], row["device"])).text if several else ""),
+                below=_meaning(row, words(labels.get(row["device"], row["device"])).text if devices > 1 else ""),
             ),
             _explained(row),
             Cell(_rate(row["mean_per_s"], row["unit"])),
@@ -53,7 +57,30 @@ def quality_grid(quality: Sequence[Row], labels: Mapping[str, str]) -> Grid:
     )
     more = len(quality) - SHOWN_ROWS
     foot = f"{more:,} further counters are in tables/attribution_quality.csv." if more > 0 else ""
+    if is_summed:
+        foot += f" Each of the {devices:,} devices is in tables/attribution_quality.csv."
     return Grid(heads, body, (note, _clock_note(quality)), foot)
+
+
+def _over_devices(quality: Sequence[Row], labels: Mapping[str, str]) -> list[Row]:
+    """A row a counter: how much of it is explained on the device where that is least, and means and sums."""
+    found: dict[tuple[object, object], list[Row]] = {}
+    for row in quality:
+        found.setdefault((row["counter_group"], row["counter"]), []).append(row)
+    return [_over_device(rows, labels) for rows in found.values()]
+
+
+def _over_device(rows: Sequence[Row], labels: Mapping[str, str]) -> Row:
+    least = min(rows, key=lambda row: math.inf if row["explained"] is None else row["explained"])
+    means = [row["mean_per_s"] for row in rows if row["mean_per_s"] is not None]
+    name = words(labels.get(least["device"], least["device"])).text
+    return {
+        **least,
+        "device": f"{len(rows):,} devices, the least explained {name}" if len(rows) > 1 else name,
+        "mean_per_s": sum(means) / len(means) if means else None,
+        **{name: sum(row[name] for row in rows) for name in ("samples", "samples_dropped")},
+        **{name: max(row[name] for row in rows) for name in ("terms", "terms_merged")},
+    }
 
 
 def _meaning(row: Row, device: str) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from nanalyze.analysis.report import values
-from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, numbers, words
+from nanalyze.analysis.report.cells import Cell, Grid, Head, Row, foremost, numbers, words
 
 SHOWN_PROCESSES = 16
 SHOWN_OUTLIERS = 15
@@ -33,16 +33,17 @@ def step_grid(rows: Sequence[Row]) -> Grid:
                 'No range repeats, so there are no steps to compare. Mark them with recorder.annotate("step").',
             )
         )  # fmt: skip
-    processes = _by_process(rows)
+    processes = foremost(summaries(rows), SHOWN_PROCESSES, _steadiness)
     heads = (Head("Steps of", "their range", style=""), Head("Steps"), Head("Median"), Head("Usual spread"),
              Head("Outliers"), Head("Why", style=""))  # fmt: skip
-    body = [_process_cells(found) for found in list(processes.values())[:SHOWN_PROCESSES]]
+    body = [_process_cells(row) for row in processes]
     note = (
         "A step takes the longer of its time on the host and on the GPU. Outliers differ from the median by more than "
         "5 % and three times the usual spread (1.4826 × the median deviation)."
     )
-    more = len(processes) - SHOWN_PROCESSES
-    return Grid(heads, body, (note,), f"{more:,} further processes are in tables/steps.csv." if more > 0 else "")
+    count = len({row["process"] for row in rows})
+    least = f"Of {count:,} processes these are the {SHOWN_PROCESSES} least steady; all are in tables/steps.csv."
+    return Grid(heads, body, (note,), least if count > SHOWN_PROCESSES else "")
 
 
 def outlier_grid(rows: Sequence[Row]) -> Grid:
@@ -82,8 +83,11 @@ def _summary(rows: Sequence[Row]) -> Row:
     return {**kept, "outliers": causes.total(), "causes": dict(sorted(causes.items()))}
 
 
-def _process_cells(rows: Sequence[Row]) -> tuple[Cell, ...]:
-    row = _summary(rows)
+def _steadiness(row: Row) -> tuple[float, float]:
+    return -row["outliers"], -(values.ratio(row["spread_ns"], row["median_ns"]) or 0.0)
+
+
+def _process_cells(row: Row) -> tuple[Cell, ...]:
     spread = values.ratio(row["spread_ns"], row["median_ns"])
     why = ", ".join(f"{count:,} {cause}" for cause, count in row["causes"].items())
     return (
