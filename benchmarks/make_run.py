@@ -2,21 +2,27 @@
 
     python benchmarks/make_run.py OUT --launches 1_000_000
     python benchmarks/make_run.py OUT --launches 100_000_000 --sample-us 1000
+    python benchmarks/make_run.py OUT --launches 1_000_000_000 --sample-us 1000 --jobs 32
 
 A training job: steps of some 2,000 launches in a fixed order over `--classes` kernel classes, spread over
 `--streams` streams that wait for each other at the end of a step. Durations are log-normal around each class's
 own mean, some 2 % of them take a tail; gaps and queue times have noise down to the nanosecond. With
 `--sample-us` a sample's counters are the sum, over the kernels that ran in it, of time times the class's own
-rate. The same arguments give the same files. About a million launches a second.
+rate. The same arguments give the same files, whatever `--jobs`, which is how many processes write them. About two
+million launches a second for each, and 250 MB of memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +37,8 @@ from nanalyze.rundir.schema import FORMAT_NAME, RECORDED_VERSION, TABLES
 T0 = 1_790_000_000_000_000_000
 LEAST_A_STEP = 2_000  # launches
 SECOND = 1_000_000_000
+MILLISECOND = 1_000_000
+BEFORE_FIRST_NS = 50 * MILLISECOND
 GPU_CLOCK_HZ = 1_980_000_000
 SM_COUNT = 132
 STREAMS = (7, 13, 20, 21, 27, 28, 34, 35)
@@ -49,7 +57,10 @@ Columns = dict[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """What to write: `launches` in all, spread evenly over `processes`; `sample_ns` 0 for no samples."""
+    """What to write: `launches` in all, spread evenly over `processes`; `sample_ns` 0 for no samples.
+
+    `mean_us` is the median of the classes' mean durations.
+    """
 
     launches: int
     classes: int = 800
@@ -58,6 +69,12 @@ class Options:
     shard_rows: int = shards.ROW_GROUP_ROWS
     sample_ns: int = 0
     seed: int = 1
+    mean_us: float = 9.0
+
+    @property
+    def grid_ns(self) -> int:
+        """What the lengths of pieces are multiples of, so that no sample reaches from one into the next."""
+        return self.sample_ns or MILLISECOND
 
 
 @dataclass(frozen=True)
@@ -77,37 +94,41 @@ class Job:
         return len(self.order)
 
 
-@dataclass
-class Sampler:
-    """Sums the counters of each sample, of which one may reach from one chunk of launches into the next."""
+@dataclass(frozen=True)
+class Piece:
+    """Whole steps of one process, about `shard_rows` launches, written to shards of their own.
 
-    job: Job
-    width_ns: int
-    carried: dict[str, float] = field(default_factory=dict)
-    next_ns: int = T0
+    `launches` of them are kept. start_ns is known when the lengths of all pieces before are; device_state is the
+    number of its shard of that table, 0 where no second begins in it.
+    """
 
-    def take(self, classes: Integers, start: Integers, end: Integers, until_ns: int) -> Columns:
-        """The samples that are complete by `until_ns`, when the kernels given are all that ran since the last call."""
-        count = (until_ns - self.next_ns) // self.width_ns
-        edges = self.next_ns + self.width_ns * np.arange(count + 2)
-        edges[-1] = max(until_ns, edges[-2])  # the rest stays for the next call
-        by_end = np.argsort(end, kind="stable")
-        started, ended = np.searchsorted(start, edges), np.searchsorted(end[by_end], edges)
-        columns: Columns = {
-            "device_id": np.zeros(count, np.int32),
-            "start_ns": edges[:count],
-            "end_ns": edges[1 : count + 1],
-            "counter_group": np.zeros(count, np.int32),
-        }
-        for counter, rates in self.job.rates.items():
-            rate = rates[classes]
-            total = _risen(rate, start, started, edges) - _risen(rate[by_end], end[by_end], ended, edges)
-            each = np.diff(total)
-            each[0] += self.carried.get(counter, 0.0)
-            self.carried[counter] = float(each[-1])
-            columns[counter] = np.maximum(each[:-1], 0.0).round()
-        self.next_ns += self.width_ns * int(count)
-        return columns
+    process: int
+    number: int
+    steps: int
+    first_launch: int
+    launches: int
+    start_ns: int = 0
+    device_state: int = 0
+
+
+def samples(made: Job, width: int, classes: Integers, kernels: Columns, start_ns: int, end_ns: int) -> Columns:
+    """The samples of [start_ns, end_ns), of which `width` is a divisor and in which the kernels given ran."""
+    edges = np.arange(start_ns, end_ns + 1, width)
+    start = kernels["start_ns"]
+    end = start + kernels["duration_ns"]
+    by_end = np.argsort(end, kind="stable")
+    started, ended = np.searchsorted(start, edges), np.searchsorted(end[by_end], edges)
+    columns: Columns = {
+        "device_id": np.zeros(len(edges) - 1, np.int32),
+        "start_ns": edges[:-1],
+        "end_ns": edges[1:],
+        "counter_group": np.zeros(len(edges) - 1, np.int32),
+    }
+    for counter, rates in made.rates.items():
+        rate = rates[classes]
+        total = _risen(rate, start, started, edges) - _risen(rate[by_end], end[by_end], ended, edges)
+        columns[counter] = np.maximum(np.diff(total), 0.0).round()
+    return columns
 
 
 def _risen(rate: Floats, at: Integers, before: Integers, edges: Integers) -> Floats:
@@ -119,6 +140,7 @@ def _risen(rate: Floats, at: Integers, before: Integers, edges: Integers) -> Flo
     return risen
 
 
+@cache
 def job(options: Options) -> Job:
     """Classes by falling weight: a few make most launches, and each is launched in every step."""
     random = np.random.default_rng(options.seed)
@@ -135,7 +157,7 @@ def job(options: Options) -> Job:
         ids=np.array(ids, np.int64),
         names=names,
         grids=grids,
-        means_ns=np.exp(random.normal(np.log(9_000), 0.9, count)).clip(1_000, 500_000),
+        means_ns=np.exp(random.normal(np.log(1_000 * options.mean_us), 0.9, count)).clip(1_000, 500_000),
         rates={name: random.uniform(low, high, count) for name, (low, high) in COUNTERS.items()},
         order=random.permutation(order),
         stream=np.where(main, 0, other),
@@ -155,21 +177,25 @@ class Chunk:
     step_end: Integers
 
 
-def chunks(made: Job, options: Options, process: int, launches: int) -> Iterator[Chunk]:
-    """At least `launches` launches of one process, about `shard_rows` at a time."""
-    random = np.random.default_rng((options.seed, process))
-    steps = max(1, options.shard_rows // made.launches_a_step)
-    now, correlation = T0 + 50_000_000, 1_000
-    while launches > 0:
-        steps = min(steps, -(-launches // made.launches_a_step))
-        chunk = _chunk(made, options, random, steps, now, correlation)
-        yield chunk
-        launches -= len(chunk.classes)
-        now = int(chunk.step_end[-1])
-        correlation = int(chunk.kernels["correlation_id"][-1]) + 1
+def pieces(options: Options) -> Iterator[Piece]:
+    """All pieces of all processes, in order, without their times."""
+    a_step = job(options).launches_a_step
+    steps = max(1, options.shard_rows // a_step)
+    for process in range(options.processes):
+        left = options.launches // options.processes + (process < options.launches % options.processes)
+        for number, first in enumerate(range(0, left, steps * a_step)):
+            kept = min(steps * a_step, left - first)
+            yield Piece(process, number, -(-kept // a_step), first, kept)
 
 
-def _chunk(made: Job, options: Options, random: np.random.Generator, steps: int, now: int, correlation: int) -> Chunk:
+def chunk(options: Options, piece: Piece) -> Chunk:
+    """The launches of a piece, those included that are not kept."""
+    random = np.random.default_rng((options.seed, piece.process, piece.number))
+    return _chunk(options, random, piece.steps, piece.start_ns, 1_000 + 3 * piece.first_launch)
+
+
+def _chunk(options: Options, random: np.random.Generator, steps: int, now: int, correlation: int) -> Chunk:
+    made = job(options)
     shape = (steps, made.launches_a_step)
     jitter = random.standard_normal(shape, np.float32) * 0.04
     tail = random.random(shape, np.float32)
@@ -181,6 +207,7 @@ def _chunk(made: Job, options: Options, random: np.random.Generator, steps: int,
         at = np.flatnonzero(made.stream == stream)
         offset[:, at] = np.cumsum(duration[:, at] + gap[:, at], axis=1) - duration[:, at]
     length = (offset + duration).max(axis=1) + random.integers(20_000, 200_000, steps)
+    length[-1] += -int(length.sum()) % options.grid_ns
     step_end = now + np.cumsum(length)
     step_start = step_end - length
     sequence = np.argsort(offset, axis=1, kind="stable")
@@ -231,8 +258,11 @@ class Partition:
         self.write(table, {name: [row.get(name) for row in rows] for name in names})
 
 
-def make(run_dir: Path, options: Options) -> None:
-    """Write the run. Raises RunError for a directory that cannot be made, FileExistsError for one that holds a run."""
+def make(run_dir: Path, options: Options, jobs: int = 1) -> None:
+    """Write the run, with so many processes; more than one only where this is the main script.
+
+    Raises RunError for a directory that cannot be made, FileExistsError for one that holds a run.
+    """
     if (run_dir / runfile.RUN_FILE).exists():
         raise FileExistsError(f"{run_dir}: holds a run already. Choose another directory, or remove it.")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -241,40 +271,103 @@ def make(run_dir: Path, options: Options) -> None:
         "created_ns": T0, "source": "recorder", "settings": {},
     }  # fmt: skip
     (run_dir / runfile.RUN_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    made = job(options)
-    for process in range(options.processes):
-        share = options.launches // options.processes + (process < options.launches % options.processes)
-        if share:
-            _write_process(run_dir, made, options, process, share)
+    unplaced = list(pieces(options))
+    with _workers(jobs) as each:
+        # Pieces are made twice: where one begins is known when all before it have been. It is a sixth of the work.
+        lengths = list(each(partial(_length_ns, options), unplaced))
+        placed = list(_placed(options, unplaced, lengths))
+        shards_written = list(each(partial(_write_piece, run_dir, options), zip(placed, lengths, strict=True)))
+    last = {piece.process: number for number, piece in enumerate(placed)}
+    for process, number in last.items():
+        counts = dict.fromkeys(shards_written[number], placed[number].number + 1)
+        counts["device_state"] = max(piece.device_state for piece in placed if piece.process == process)
+        launches = placed[number].first_launch + placed[number].launches
+        _write_process(run_dir, options, process, launches, placed[number].start_ns + lengths[number], counts)
 
 
-def _write_process(run_dir: Path, made: Job, options: Options, number: int, launches: int) -> None:
-    partition = Partition(run_dir, f"node0-{number}-{4000 + number}")
+@contextmanager
+def _workers(jobs: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """A `map` that spreads its work over so many processes."""
+    if jobs == 1:
+        yield map
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        yield pool.map
+
+
+def _length_ns(options: Options, piece: Piece) -> int:
+    return int(chunk(options, piece).step_end[-1])
+
+
+def _placed(options: Options, unplaced: Iterable[Piece], lengths: Iterable[int]) -> Iterator[Piece]:
+    """The pieces with their times, which follow each other in each process, and their shards of device_state."""
+    now = states = 0
+    for piece, length in zip(unplaced, lengths, strict=True):
+        if piece.number == 0:
+            now, states = T0 - (-BEFORE_FIRST_NS // options.grid_ns) * options.grid_ns, 0
+        placed = replace(piece, start_ns=now)
+        has_state = bool(len(_seconds(placed, length)))
+        states += has_state
+        yield replace(placed, device_state=states if has_state else 0)
+        now += length
+
+
+def _began_ns(piece: Piece) -> int:
+    """When the piece begins: the first one with the process, before its first launch."""
+    return piece.start_ns if piece.number else T0
+
+
+def _seconds(piece: Piece, length: int) -> Integers:
+    """The whole seconds since the process began that lie in the piece."""
+    first = T0 - (T0 - _began_ns(piece)) // SECOND * SECOND
+    return np.arange(first, piece.start_ns + length, SECOND)
+
+
+def _write_piece(run_dir: Path, options: Options, placed: tuple[Piece, int]) -> list[str]:
+    """Write the shards of a piece of so many ns; the tables of which every piece has one."""
+    piece, length = placed
+    made, end_ns = chunk(options, piece), piece.start_ns + length
+    kept = slice(0, piece.launches)
+    kernels = {name: values[kept] for name, values in made.kernels.items()}
+    tables = {"kernels": kernels, "ranges": _ranges(made, piece.first_launch // job(options).launches_a_step)}
+    if options.sample_ns:
+        tables["samples"] = samples(
+            job(options), options.sample_ns, made.classes[kept], kernels, _began_ns(piece), end_ns
+        )
+    for table, columns in tables.items():
+        _write(run_dir, table, piece.process, piece.number + 1, columns)
+    if piece.device_state:
+        state = _device_state(options, piece.process, _seconds(piece, length))
+        _write(run_dir, "device_state", piece.process, piece.device_state, state)
+    return list(tables)
+
+
+def _write(run_dir: Path, table: str, process: int, number: int, columns: Columns) -> None:
+    extra = tuple(name for name in columns if name not in TABLES[table].column_names)
+    rows = pa.table(columns, schema=TABLES[table].arrow_schema(extra))
+    shards.write_shard(run_dir, table, f"node0-{process}-{4000 + process}", number, rows)
+
+
+def _write_rows(run_dir: Path, table: str, process: int, number: int, rows: Sequence[Columns]) -> None:
+    names = TABLES[table].column_names
+    _write(run_dir, table, process, number, {name: [row.get(name) for row in rows] for name in names})
+
+
+def _write_process(
+    run_dir: Path, options: Options, number: int, launches: int, last_ns: int, counts: dict[str, int]
+) -> None:
+    """Write what a process has once; `counts` are its shards by table."""
     began = _process_row(options, number, T0)
-    partition.write_rows("processes", [began])
-    partition.write_rows("devices", [_device_row(number)])
-    partition.write_rows("kernel_classes", _class_rows(made))
-    sampler = Sampler(made, options.sample_ns) if options.sample_ns else None
-    state_from, range_id, last = T0, 0, T0
-    for chunk in chunks(made, options, number, launches):
-        keep = slice(0, launches - partition.rows.get("kernels", 0))
-        kernels = {name: values[keep] for name, values in chunk.kernels.items()}
-        partition.write("kernels", kernels)
-        partition.write("ranges", _ranges(chunk, range_id))
-        range_id += len(chunk.step_start)
-        last = int(chunk.step_end[-1])
-        if sampler is not None:
-            end = kernels["start_ns"] + kernels["duration_ns"]
-            partition.write("samples", sampler.take(chunk.classes[keep], kernels["start_ns"], end, last))
-        state = _device_state(options, number, state_from, last)
-        partition.write("device_state", state)
-        state_from += SECOND * len(state["time_ns"])
+    counts = {name: count for name, count in counts.items() if count} | {"devices": 1, "kernel_classes": 1}
     ended = {
-        **began, "recorded_ns": last + SECOND, "ended_ns": last + SECOND, "ending": "stop",
-        "kernels_written": launches, "records_lost": 0, "recorder_cpu_ns": (last - T0) // 100,
-        "shards": json.dumps({**partition.shards, "processes": 2}),
+        **began, "recorded_ns": last_ns + SECOND, "ended_ns": last_ns + SECOND, "ending": "stop",
+        "kernels_written": launches, "records_lost": 0, "recorder_cpu_ns": (last_ns - T0) // 100,
+        "shards": json.dumps({**counts, "processes": 2}),
     }  # fmt: skip
-    partition.write_rows("processes", [ended])
+    _write_rows(run_dir, "processes", number, 1, [began])
+    _write_rows(run_dir, "processes", number, 2, [ended])
+    _write_rows(run_dir, "devices", number, 1, [_device_row(number)])
+    _write_rows(run_dir, "kernel_classes", number, 1, _class_rows(job(options)))
 
 
 def _ranges(chunk: Chunk, first_id: int) -> Columns:
@@ -294,9 +387,8 @@ def _ranges(chunk: Chunk, first_id: int) -> Columns:
     }
 
 
-def _device_state(options: Options, process: int, start_ns: int, end_ns: int) -> Columns:
-    at = np.arange(start_ns, end_ns, SECOND)
-    random = np.random.default_rng((options.seed, process, start_ns - T0))
+def _device_state(options: Options, process: int, at: Integers) -> Columns:
+    random = np.random.default_rng((options.seed, process, int(at[0]) - T0))
     count = len(at)
     return {
         "time_ns": at,
@@ -348,12 +440,14 @@ def options_of(arguments: argparse.Namespace) -> Options:
     """Raises ValueError, with the option's name, for a value that makes no run."""
     if arguments.launches < 1 or arguments.classes < 1 or arguments.processes < 1 or arguments.shard_rows < 1:
         raise ValueError("--launches, --classes, --processes and --shard-rows must be 1 or more")
+    if not 1 <= arguments.mean_us <= 500:
+        raise ValueError("--mean-us must be 1 to 500")
     if not 1 <= arguments.streams <= len(STREAMS):
         raise ValueError(f"--streams must be 1 to {len(STREAMS)}")
     return Options(
         launches=arguments.launches, classes=arguments.classes, streams=arguments.streams,
         processes=arguments.processes, shard_rows=arguments.shard_rows, sample_ns=arguments.sample_us * 1000,
-        seed=arguments.seed,
+        seed=arguments.seed, mean_us=arguments.mean_us,
     )  # fmt: skip
 
 
@@ -366,10 +460,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="ranks, each with a device of its own")
     parser.add_argument("--shard-rows", type=int, default=shards.ROW_GROUP_ROWS, help="launches a shard, about")
     parser.add_argument("--sample-us", type=int, default=0, help="length of a sample; 0 for none")
+    parser.add_argument("--mean-us", type=float, default=9.0, help="median of the classes' mean durations")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that write it")
     try:
         arguments = parser.parse_args()
-        make(arguments.run_dir, options_of(arguments))
+        if arguments.jobs < 1:
+            raise ValueError("--jobs must be 1 or more")
+        make(arguments.run_dir, options_of(arguments), arguments.jobs)
     except (ValueError, FileExistsError) as error:
         sys.exit(f"make_run: {error}")
 

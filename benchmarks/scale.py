@@ -2,15 +2,17 @@
 
     python benchmarks/scale.py OUT                              # 1 M, 10 M and 100 M launches: about ten minutes
     python benchmarks/scale.py OUT --sizes 1_000_000 --only gaps,aggregate
-    python benchmarks/scale.py OUT --sizes 1_000_000_000 --only report    # 7 GB, ten minutes, and 15 to write it
+    python benchmarks/scale.py OUT --sizes 1_000_000_000 --only "report with samples" --jobs 32 --cores 2 --memory-gb 4
+    python benchmarks/scale.py OUT --sizes 20_000_000 --processes 200 --only "report with samples"
     python benchmarks/scale.py OUT --sizes "" --plot scale.svg            # what was measured so far
 
-Writes the runs that are not in OUT yet by `make_run.py` (1 ms samples; some 7 bytes a launch), asks each question
-in a process of its own, and prints seconds, CPU seconds, the peak of resident memory of that process, and CPU
-seconds a launch relative to the size before (1.0: linear). On a machine that does other work meanwhile, CPU
-seconds over cores say more than seconds. `report` is asked of a run without
-samples, `report with samples` of the other. OUT/scale.json keeps the latest reading of each question and size, and
-`--plot` draws them. Needs no GPU.
+Writes the runs that are not in OUT yet by `make_run.py` (1 ms samples; some 8 bytes a launch) with `--jobs` processes,
+asks each question in a process of its own, and prints seconds, CPU seconds, the peak of resident memory of that
+process, and CPU seconds a launch relative to the size before (1.0: linear). On a machine that does other work
+meanwhile, CPU seconds over cores say more than seconds. On a larger machine `--cores` keeps each question to so many
+cores and threads of DuckDB, and `--memory-gb` DuckDB to so much memory. `report` is asked of a run without samples,
+`report with samples` of the other. OUT/scale.json keeps the latest reading of each question and size, written as they
+come; `--resume` asks only what is not in it, and `--plot` draws it. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import nanalyze.analysis as na
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 MAKE_RUN = Path(__file__).with_name("make_run.py")
 SIZES = (1_000_000, 10_000_000, 100_000_000)
 SAMPLE_US = 1_000
-LIMIT_S = 1800  # a question that takes longer is given up
+LIMIT_S = 1800.0
 # Questions that the plot shows, with what it calls them.
 PLOTTED = {
     "aggregate": "percentiles of each class",
@@ -73,13 +76,32 @@ ORDER BY p.kernel_class_id
 
 @dataclass(frozen=True)
 class Reading:
-    """One question to one run: times without the opening, peak of resident memory; None if it was given up."""
+    """One question to one run: times without the opening, peak of resident memory; None if it was given up.
+
+    `cores` it was kept to, None for all; `problem` says why there are no figures.
+    """
 
     question: str
     launches: int
     seconds: float | None
     cpu_s: float | None
     peak_mib: float | None
+    processes: int = 1
+    cores: int | None = None
+    problem: str | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.question, self.launches, self.processes
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a question may use: None is all there is. A question that takes longer than `seconds` is given up."""
+
+    cores: int | None = None
+    memory_gb: float | None = None
+    seconds: float = LIMIT_S
 
 
 # --- questions -------------------------------------------------------------------------------------
@@ -103,8 +125,26 @@ QUESTIONS: dict[str, Callable[[na.Run, Path], object]] = {
 WITHOUT_SAMPLES = ("report",)
 
 
-def ask(run_dir: Path, question: str, scratch: Path) -> None:
+def keep_to(limits: Limits) -> None:
+    """Keep this process to the cores, and DuckDB to the threads and memory; before anything starts threads."""
+    if limits.cores is not None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: limits.cores])
+    # DuckDB 2.0 counts the cores of the machine, not those that it may use.
+    given = {"threads": limits.cores, "memory_limit": limits.memory_gb and f"{limits.memory_gb:g}GB"}
+    config = {name: value for name, value in given.items() if value is not None}
+    import duckdb
+    import pyarrow as pa
+
+    if limits.cores is not None:
+        pa.set_cpu_count(limits.cores)
+    connect: Any = duckdb.connect
+    # nanalyze locks what it opens, so that this is the only moment to set it.
+    duckdb.connect = lambda database: connect(database, config=config)  # type: ignore[assignment,misc]
+
+
+def ask(run_dir: Path, question: str, scratch: Path, limits: Limits) -> None:
     """In the child: ask, and print seconds, CPU seconds and peak memory (KiB) as JSON."""
+    keep_to(limits)
     import nanalyze.analysis as na
 
     began, cpu = time.perf_counter(), time.process_time()
@@ -119,55 +159,87 @@ def ask(run_dir: Path, question: str, scratch: Path) -> None:
 # --- running ---------------------------------------------------------------------------------------
 
 
-def measure(run_dir: Path, question: str, launches: int, scratch: Path) -> Reading:
-    command = [sys.executable, __file__, str(scratch), "--ask", question, "--run", str(run_dir)]
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of runs in `out`, which `jobs` processes write."""
+
+    out: Path
+    limits: Limits = field(default_factory=Limits)
+    processes: int = 1
+    jobs: int = 1
+
+
+def measure(asked: Asked, run_dir: Path, question: str, launches: int) -> Reading:
+    """Ask in a child. Raises nothing: what failed is in the reading."""
+    limits, key = asked.limits, (question, launches)
+    command = [sys.executable, __file__, str(asked.out / "report"), "--ask", question, "--run", str(run_dir)]
+    for option, value in (("--cores", limits.cores), ("--memory-gb", limits.memory_gb)):
+        command += [option, str(value)] if value is not None else []
+    environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}  # as the commands set it
+    figures, problem = (None, None, None), None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limits.seconds, check=True, env=environment
+        )
+        seconds, cpu, peak = json.loads(done.stdout.splitlines()[-1])
+        figures = (round(seconds, 2), round(cpu, 2), round(peak / 1024, 1))
     except subprocess.TimeoutExpired:
-        return Reading(question, launches, None, None, None)
-    if done.returncode:
-        print(f"  {question}: failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
-        return Reading(question, launches, None, None, None)
-    seconds, cpu, peak = json.loads(done.stdout.splitlines()[-1])
-    return Reading(question, launches, round(seconds, 2), round(cpu, 2), round(peak / 1024, 1))
+        problem = f"took over {limits.seconds:g} s"
+    except subprocess.CalledProcessError as error:
+        problem = f"exit status {error.returncode}: {(error.stderr.strip().splitlines() or ['no message'])[-1]}"
+    return Reading(*key, *figures, asked.processes, limits.cores, problem)
 
 
-def made(out: Path, launches: int, sampled: bool) -> Path:
-    """The run of that size, written unless it is there."""
-    run_dir = out / f"run-{launches}{'' if sampled else '-timeline'}"
-    if not (run_dir / "run.json").exists():
-        command = [sys.executable, str(MAKE_RUN), str(run_dir), "--launches", str(launches)]
+def made(asked: Asked, launches: int, sampled: bool) -> Path:
+    """The run of that size, written unless it is there; a run that was not written to its end is written again."""
+    ranks = f"-of-{asked.processes}" if asked.processes > 1 else ""
+    run_dir = asked.out / f"run-{launches}{ranks}{'' if sampled else '-timeline'}"
+    if not run_dir.exists():
+        unfinished = run_dir.with_name(f"{run_dir.name}.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        command = [sys.executable, str(MAKE_RUN), str(unfinished), "--launches", str(launches)]
+        command += ["--processes", str(asked.processes), "--jobs", str(asked.jobs)]
+        began = time.perf_counter()
         subprocess.run([*command, "--sample-us", str(SAMPLE_US if sampled else 0)], check=True)
+        unfinished.rename(run_dir)
+        print(f"  {run_dir.name}: written in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     return run_dir
 
 
 def lines(readings: Sequence[Reading]) -> list[str]:
     """A Markdown table; growth is CPU seconds a launch over that of the next smaller size."""
     found = ["| question | launches | s | CPU s | peak MiB | growth |", "| --- | --- | --- | --- | --- | --- |"]
-    before: dict[str, Reading] = {}
+    before: dict[tuple[str, int], Reading] = {}
     for reading in readings:
-        previous = before.get(reading.question)
+        previous = before.get((reading.question, reading.processes))
         growth = "-"
         if previous and previous.cpu_s and reading.cpu_s:
             growth = f"{reading.cpu_s / reading.launches / (previous.cpu_s / previous.launches):.2f}"
         values = (reading.seconds, reading.cpu_s, reading.peak_mib)
         cells = " | ".join("-" if value is None else f"{value:,}" for value in values)
-        found.append(f"| {reading.question} | {reading.launches:,} | {cells} | {growth} |")
-        before[reading.question] = reading
+        ranks = f" of {reading.processes} processes" if reading.processes > 1 else ""
+        found.append(f"| {reading.question} | {reading.launches:,}{ranks} | {cells} | {growth} |")
+        before[reading.question, reading.processes] = reading
     return found
+
+
+def read(path: Path) -> list[Reading]:
+    """The readings in the file, none where there is no file."""
+    try:
+        return [Reading(**row) for row in json.loads(path.read_text(encoding="utf-8"))["readings"]]
+    except FileNotFoundError:
+        return []
 
 
 def kept(path: Path, new: Sequence[Reading]) -> list[Reading]:
     """The readings in the file and `new` ones in their place, by question and size."""
-    try:
-        before = [Reading(**row) for row in json.loads(path.read_text(encoding="utf-8"))["readings"]]
-    except FileNotFoundError:
-        before = []
-    latest = {(reading.question, reading.launches): reading for reading in [*before, *new]}
+    latest = {reading.key: reading for reading in [*read(path), *new]}
     order = list(QUESTIONS)
-    found = sorted(latest.values(), key=lambda reading: (order.index(reading.question), reading.launches))
+    found = sorted(latest.values(), key=lambda r: (order.index(r.question), r.processes, r.launches))
     content = {"cores": os.cpu_count(), "readings": [asdict(reading) for reading in found]}
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(path)
     return found
 
 
@@ -179,6 +251,7 @@ def draw(path: Path, readings: Sequence[Reading]) -> None:
     from matplotlib import pyplot, ticker
 
     figure, (cost, memory) = pyplot.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+    readings = [reading for reading in readings if reading.processes == 1]
     sizes = sorted({reading.launches for reading in readings})
     for mark, (question, label) in zip("osv^DP", PLOTTED.items(), strict=True):
         own = [r for r in readings if r.question == question and r.cpu_s and r.peak_mib]
@@ -197,29 +270,55 @@ def draw(path: Path, readings: Sequence[Reading]) -> None:
     figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def questions_of(text: str) -> list[str]:
+    """Raises ValueError for one that there is not."""
+    questions = text.split(",")
+    if unknown := set(questions) - set(QUESTIONS):
+        raise ValueError(f"no such question: {', '.join(sorted(unknown))}. There are {', '.join(QUESTIONS)}.")
+    return questions
+
+
+def ask_all(asked: Asked, sizes: Sequence[int], questions: Sequence[str], resume: bool) -> list[Reading]:
+    """Ask each question of a run of each size; all readings of OUT, kept after each question."""
+    path = asked.out / "scale.json"
+    found = kept(path, [])
+    for launches in sizes:
+        for question in questions:
+            known = {reading.key for reading in found if reading.seconds is not None} if resume else set()
+            if (question, launches, asked.processes) not in known:
+                reading = measure(asked, made(asked, launches, question not in WITHOUT_SAMPLES), question, launches)
+                print(f"  {reading}", file=sys.stderr, flush=True)
+                found = kept(path, [reading])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="launches, comma-separated, ascending")
     parser.add_argument("--only", default=",".join(QUESTIONS), help="questions, comma-separated")
+    parser.add_argument("--processes", type=int, default=1, help="ranks of each run, with a device of its own each")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that write a run")
+    parser.add_argument("--cores", type=int, help="cores that a question may use, and threads of DuckDB")
+    parser.add_argument("--memory-gb", type=float, help="memory that DuckDB may use")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="a question that takes longer is given up")
+    parser.add_argument("--resume", action="store_true", help="ask only what OUT/scale.json does not say")
     parser.add_argument("--plot", type=Path, help="where to draw all readings of OUT, as .svg or .png")
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    limits = Limits(arguments.cores, arguments.memory_gb, arguments.limit_s)
     if arguments.ask:
-        ask(arguments.run, arguments.ask, arguments.out)
+        ask(arguments.run, arguments.ask, arguments.out, limits)
         return
-    questions = arguments.only.split(",")
-    if unknown := set(questions) - set(QUESTIONS):
-        sys.exit(f"scale: no such question: {', '.join(sorted(unknown))}. There are {', '.join(QUESTIONS)}.")
+    try:
+        questions = questions_of(arguments.only)
+        sizes = [int(size) for size in filter(None, arguments.sizes.split(","))]
+    except ValueError as error:
+        sys.exit(f"scale: {error}")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    readings = []
-    for launches in map(int, filter(None, arguments.sizes.split(","))):
-        for question in questions:
-            run_dir = made(arguments.out, launches, question not in WITHOUT_SAMPLES)
-            readings.append(measure(run_dir, question, launches, arguments.out / "report"))
-            print(f"  {readings[-1]}", file=sys.stderr, flush=True)
-    found = kept(arguments.out / "scale.json", readings)
+    asked = Asked(arguments.out, limits, arguments.processes, arguments.jobs)
+    found = ask_all(asked, sizes, questions, arguments.resume)
     print("\n".join(lines(found)))
     if arguments.plot:
         draw(arguments.plot, found)
