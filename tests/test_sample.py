@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import nanalyze.analysis as na
+from nanalyze import queries
+from nanalyze.analysis import report
 from nanalyze.commands import main
 
 SAMPLE = Path(__file__).resolve().parents[1] / "examples" / "h200-sample"
@@ -124,3 +126,16 @@ def test_the_report_is_written(tmp_path: Path) -> None:
     page = (tmp_path / "report" / "report.html").read_text()
     assert "NVIDIA H200" in page
     assert len(page) < 3_000_000
+
+
+def test_the_report_on_two_ranks_names_the_slow_one() -> None:
+    """`examples/two_ranks.py --slow-rank 1` on two H200s."""
+    with na.open(SAMPLE.parent / "h200-two-ranks") as run:
+        assert run.damage_count == 0
+        found = run.arrow(queries.query("ranks").sql).to_pylist()
+        text = report.to_markdown(run)
+    assert [(row["rank"], row["is_slowest"]) for row in found] == [(0, False), (1, True)]
+    assert found[0]["waiting_ns"] > 10**9
+    assert found[1]["waiting_ns"] == 0
+    assert 0.2 < found[1]["communication_share"] < found[0]["communication_share"] < 0.5
+    assert "Rank 1 is the slowest: Rank 0 waited " in text
