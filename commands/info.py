@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import nanalyze.analysis as na
 
 SHOWN_ROWS = 20  # of a list, for people; --json has them all
+NOTE_CHARACTERS = 160  # of a note, for people
 _STARTTIME = 19  # field of /proc/<pid>/stat after the name, which is in brackets
 
 Row = dict[str, Any]
@@ -263,11 +264,16 @@ def _table(title: str, names: list[str], rows: Sequence[tuple[object, ...]]) -> 
 
 
 def _events(name: str, rows: list[Row]) -> Iterator[str]:
-    texts = []
+    """A line each; what several processes say alike once, and notes, which may list every counter, cut."""
+    said: dict[str, list[str]] = {}
     for row in rows:
         count = "" if row["count"] is None else f" ({row['count']:,})"
         kind = f" {row['kind']}" if "kind" in row else ""
-        texts.append(f"{row['process']}: {row['layer']}{kind}: {row['message']}{count}")
+        message = row["message"]
+        if row.get("kind") == "note" and len(message) > NOTE_CHARACTERS:
+            message = f"{message[:NOTE_CHARACTERS]}…"
+        said.setdefault(f"{row['layer']}{kind}: {message}{count}", []).append(row["process"])
+    texts = [f"{who[0] if len(who) == 1 else f'{len(who)} processes'}: {text}" for text, who in said.items()]
     yield from _list(name.capitalize(), texts)
 
 

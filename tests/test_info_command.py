@@ -102,6 +102,22 @@ def test_what_a_run_holds_for_people(run_dir: Path) -> None:
     assert f"Notes:\n{ENDED}: exact note: launches measured (1,234)" in text
 
 
+def test_notes_are_short_and_stand_once(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "run")
+    long = "device 0, counter_group 0: " + ", ".join(f"counter_{number} = some__metric.sum" for number in range(15))
+    for process in (ENDED, CUT):
+        trace.process_row(process)
+        event = {"layer": "samples", "kind": "note", "message": long, "count": None, "time_ns": T0}
+        trace.add("events", process, **event)
+        trace.add("events", process, **{**event, "kind": "failure"})
+    trace.write(end=False)
+    lines = run_info(tmp_path / "run").stdout.splitlines()
+    notes = lines[lines.index("Notes:") + 1 :]
+    assert f"  2 processes: samples note: {long[:160]}…" in notes
+    assert f"  2 processes: samples failure: {long}" in notes  # what went wrong is told in full
+    assert [row["message"] for row in summary(tmp_path / "run")["notes"]] == [long] * 4
+
+
 def test_damage_is_listed_with_what_to_do(run_dir: Path) -> None:
     (shard,) = (run_dir / "kernels" / f"process={CUT}").iterdir()
     shard.write_bytes(shard.read_bytes()[:-1])
