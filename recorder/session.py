@@ -195,7 +195,8 @@ class Recorder:
                 self._try("timeline", self._start_timeline)
             if self.settings.exact is not None:
                 self._try("exact", self._start_exact)
-            if self.settings.samples is not None:
+            samples = self.settings.samples
+            if samples is not None and not (samples.by_default and self._timeline is None):  # which was told already
                 self._try("samples", self._start_samples)
             if "device_state" in self.settings.layers:
                 self._try("device_state", self._start_device_state)

@@ -792,6 +792,18 @@ def test_what_nobody_asked_for_waits_for_the_first_kernels(gpu: FakeGpu, tmp_pat
         until(lambda: len(gpu.cupti.pm_configs) >= 1)
 
 
+@pytest.mark.parametrize(("by_default", "count"), [(True, 1), (False, 2)])
+def test_samples_that_nobody_asked_for_go_with_the_timeline_in_silence(
+    gpu: FakeGpu, tmp_path: Path, capfd: pytest.CaptureFixture[str], by_default: bool, count: int
+) -> None:
+    gpu.cupti.fail("cuptiActivityRegisterCallbacks", 39)
+    with recorder.record(tmp_path / "run", samples=sampling(by_default=by_default)):
+        pass
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("nanalyze: timeline is off: cuptiActivityRegisterCallbacks failed")
+    assert len(lines) == count
+
+
 def test_the_recorders_cpu_time_holds_that_of_sampling(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
