@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from nanalyze.analysis import attribution_counters as derivation
 from nanalyze.analysis.attribution_modes import Estimates, by_class
@@ -48,6 +47,8 @@ def attribute(
     Classes whose variance inflation exceeds `inflation_limit` are merged with others. Raises
     duckdb.Error.
     """
+    from threadpoolctl import threadpool_limits  # sets a variable of the environment when it is imported
+
     rows: Rows = {name: [] for name in TABLES}
     found: dict[tuple[int, str], list[tuple[float, derivation.Value]]] = {}
     launches: dict[int, int] = {}
