@@ -78,7 +78,8 @@ def test_the_files_of_other_processes_are_not_read(several: Path) -> None:
         statement = f"EXPLAIN SELECT count(DISTINCT k.stream_id) FROM raw.kernels AS k WHERE {condition}"
         plan = str(run._connection_or_error().cursor().execute(statement).fetchall())
     files = len(list((several / "kernels").glob("*/*.parquet")))
-    assert f"Scanning Files: {files // 3}/{files}" in plan
+    # DuckDB 1.4 counts those alone that are left.
+    assert any(f"Scanning Files: {files // 3}/{seen}" in plan for seen in (files, files // 3))
 
 
 # --- which samples are usable ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fake_gpu import read_table
 from fake_measuring import GPU_UUID, TDP, MeasuringGpu, MeasuringNvml
 
 from nanalyze import recorder
-from nanalyze.recorder import clocks, diagnose
+from nanalyze.recorder import clocks, diagnose, measuring
 from nanalyze.rundir.errors import RecorderError
 
 
@@ -266,14 +266,18 @@ def test_files_that_are_no_locks_are_passed_over(folder: Path) -> None:
 # --- clocks beside times -----------------------------------------------------------------------
 
 
-def test_each_block_has_a_reading_at_both_ends(gpu: MeasuringGpu, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_long", [False, True])
+def test_each_block_has_a_reading_at_its_start_and_a_long_one_at_its_end(
+    gpu: MeasuringGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    monkeypatch.setattr(measuring, "READ_EVERY_S", 0.0 if is_long else 1e9)
     recorder.measure({"f": lambda: gpu.run("k")}, [()], repetitions=2, counters=None, run_dir=tmp_path / "run")
     (block,) = [row for row in read_table(tmp_path / "run", "ranges") if row["name"] == "measure"]
     calls = [row for row in read_table(tmp_path / "run", "ranges") if row["name"] == "f"]
     times = [row["time_ns"] for row in read_table(tmp_path / "run", "device_state")]
     inside = [time for time in times if block["start_ns"] <= time <= block["end_ns"]]
     assert any(time < min(call["start_ns"] for call in calls) for time in inside)
-    assert any(time > max(call["end_ns"] for call in calls) for time in inside)
+    assert any(time > max(call["end_ns"] for call in calls) for time in inside) == is_long
 
 
 def test_variants_at_other_clocks_are_flagged(gpu: MeasuringGpu, monkeypatch: pytest.MonkeyPatch) -> None:
