@@ -84,8 +84,8 @@ def _solved_devices(
     with ThreadPoolExecutor(1) as pool:
         solving: Future[_Solved] | None = None
         for device in sampled_devices(cursor):
-            made = equations(cursor, device, counters, shards, disturbances)
             properties = facts.properties(cursor, device.owners)
+            made = equations(cursor, device, counters, shards, disturbances, properties.sm_shares)
             if solving is not None:
                 yield solving.result()
             solving = pool.submit(_solved, made, properties, limit)
@@ -95,8 +95,6 @@ def _solved_devices(
 
 
 def _solved(made: Sequence[Equations], properties: derivation.Properties, limit: float) -> _Solved:
-    for equation in made:
-        equation.sm_shares = properties.sm_shares
     fits = [_fitted(equation, limit) for equation in made]
     found = _Solved({"attribution_quality": [], "attribution": [], "attribution_windows": []})
     for equation, own in zip(made, fits, strict=True):

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nanalyze.analysis import launch_reader as reader
+from nanalyze.analysis.attribution_samples import Owners, owned
 from nanalyze.analysis.launch_reader import Columns, Integers, Part, Unscannable
 from nanalyze.rundir.shards import Shard
 
 Array = NDArray[np.float64]
-Owners = Sequence[tuple[str, int]]
 
 # A launch does not do its work evenly. At the part u of its length (0 to 1) its rate is taken to be its mean times
 # 1 + a p1(u) + b p2(u) + ... with Legendre's polynomials on [0, 1], scaled to a mean square of 1; their mean is 0.
@@ -168,18 +168,16 @@ def _usable(read: Columns, is_own: NDArray[np.bool_], terms: Terms) -> Columns:
 
 def _sorted(cursor: duckdb.DuckDBPyConnection, owners: Owners, terms: Terms, first_ns: int) -> Iterator[Columns]:
     """The same from `first_ns` on, sorted by the database."""
-    owned = "list_contains($processes, process || '/' || device_id)"
-    given = {"processes": [f"{process}/{ordinal}" for process, ordinal in owners], "first_ns": first_ns}
     found = cursor.execute(
         f"""
-        SELECT start_ns, duration_ns, kernel_class_id, NULL AS kind FROM raw.kernels
-        WHERE {owned} AND start_ns >= $first_ns AND duration_ns > 0
+        SELECT start_ns, duration_ns, kernel_class_id, NULL AS kind FROM raw.kernels AS k
+        WHERE {owned(owners, "k")} AND start_ns >= $first_ns AND duration_ns > 0
         UNION ALL
-        SELECT start_ns, duration_ns, NULL, kind FROM raw.copies
-        WHERE {owned} AND start_ns >= $first_ns AND duration_ns > 0
+        SELECT start_ns, duration_ns, NULL, kind FROM raw.copies AS c
+        WHERE {owned(owners, "c")} AND start_ns >= $first_ns AND duration_ns > 0
         ORDER BY start_ns
         """,
-        given,
+        {"first_ns": first_ns},
     )
     while batch := found.fetchmany(ROWS_AT_ONCE):
         copied = np.array([row[3] is not None for row in batch], np.bool_)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import duckdb
 import numpy as np
@@ -29,7 +29,7 @@ from nanalyze.analysis.attribution_solve import (
     told_apart,
     towards_mean,
 )
-from nanalyze.analysis.launch_reader import Columns
+from nanalyze.analysis.launch_reader import LAST_NS, LONGEST_NS, Columns
 from nanalyze.rundir.sampled import BY_COLUMN
 from nanalyze.rundir.shards import Shard
 
@@ -102,7 +102,7 @@ class Equations:
     total: Array
     samples: int
     dropped: int
-    sm_shares: Mapping[int | None, float] = field(default_factory=dict)
+    sm_shares: Mapping[int | None, float]
 
     def classes(self) -> list[list[int]]:
         """Terms by what is reported: those of one kernel class together, all others alone."""
@@ -212,10 +212,12 @@ def equations(
     counters: Sequence[str],
     shards: Mapping[str, Sequence[Shard]],
     disturbances: Disturbances,
+    sm_shares: Mapping[int | None, float],
 ) -> list[Equations]:
     """The equations of each counter group of `device`; a group with too few samples has no blocks.
 
-    `counters` are the columns of `samples` that hold one, `shards` the good files by table.
+    `counters` are the columns of `samples` that hold one, `shards` the good files by table, `sm_shares`
+    as in `Properties`.
     """
     width, samples = load(cursor, device.owners, counters, shards["samples"], disturbances)
     if not samples:
@@ -224,7 +226,7 @@ def equations(
     last = max((int(own.end_ns.max()) for own in samples if len(own)), default=0)
     terms, assigned = _found_terms(cursor, device, first, last)
     layout = _layout(terms)
-    made = [_empty(device, _divided(own, layout), terms, layout) for own in samples]
+    made = [_empty(device, _divided(own, layout), terms, layout, sm_shares) for own in samples]
     if any(len(own) for own in samples):
         _add_all(made, samples, design.in_order(cursor, device.owners, shards, assigned), layout, width)
     return made
@@ -238,7 +240,7 @@ def _found_terms(
 ) -> tuple[list[Term], design.Terms]:
     """The terms of all that met the samples, and how launches are given theirs."""
     timed = f"""
-        duration_ns BETWEEN 1 AND 1000000000000000 AND start_ns BETWEEN 0 AND 4000000000000000000
+        duration_ns BETWEEN 1 AND {LONGEST_NS} AND start_ns BETWEEN 0 AND {LAST_NS}
         AND start_ns < {last} AND start_ns + duration_ns > {first}
     """
     kernels = _modes(cursor, f"{owned(device.owners, 'k')} AND {timed}")
@@ -340,7 +342,9 @@ def _blocks(b: int, p: int, c: int) -> Blocks:
     )
 
 
-def _empty(device: Device, group: _Group, terms: list[Term], layout: design.Layout) -> Equations:
+def _empty(
+    device: Device, group: _Group, terms: list[Term], layout: design.Layout, sm_shares: Mapping[int | None, float]
+) -> Equations:
     b, p, c = group.blocks, len(terms), len(group.counters)
     blocks = _blocks(b, layout.columns, c)
     blocks.owner, blocks.is_pace = layout.owner, layout.degree == design.PACE
@@ -348,7 +352,7 @@ def _empty(device: Device, group: _Group, terms: list[Term], layout: design.Layo
     return Equations(
         device, group.group, list(group.counters), terms, blocks, times, group.windows,
         np.full(b, np.inf), np.full(b, -np.inf), np.zeros(b), np.zeros((b, p)), np.zeros((b, p)), np.zeros((b, c)),
-        group.samples, group.seen - group.samples,
+        group.samples, group.seen - group.samples, sm_shares,
     )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class Disturbances:
             FROM (
                 SELECT e.measured_ns, max(e.cost_ns) AS cost_ns FROM raw.exact AS e
                 WHERE {owned(owners, "e")} AND e.cost_ns BETWEEN 0 AND 600000000000
-                    AND e.measured_ns BETWEEN 0 AND 4000000000000000000
+                    AND e.measured_ns BETWEEN 0 AND {reader.LAST_NS}
                 GROUP BY e.measured_ns
             ) AS measured
             """

@@ -132,9 +132,13 @@ def measurements(run: runs.Run, label: str) -> int:
 
 def _settings(table: Sequence[Mapping[str, Any]], measurement: str | None) -> dict[str, Any] | None:
     """What a measurement was asked to do: of the one with this id, else of the latest."""
-    found = [about for row in table if "configurations" in (about := _about_range(row))]
-    wanted = [about for about in found if measurement in (None, about.get("id"))]
+    wanted = [about for about in asked(table) if measurement in (None, about.get("id"))]
     return wanted[-1] if wanted else None
+
+
+def asked(ranges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each measurement was asked to do, of those that `ranges` tell about."""
+    return [about for row in ranges if "configurations" in (about := _about_range(row))]
 
 
 def _attributes(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def job(out: Path, seconds: float, children_s: float, rate: float, fake: bool) -
 
 
 def _start_child(out: Path, seconds: float, rate: float, fake: bool) -> subprocess.Popen[bytes]:
+    """The job for so long, without children of its own."""
     command = [sys.executable, __file__, str(out), "--job", str(seconds), "--children-s", "0", "--rate", str(rate)]
     return subprocess.Popen([*command, *(["--fake"] if fake else [])])
 
@@ -231,13 +232,16 @@ def leaves_files_open(readings: Sequence[Reading]) -> bool:
 # --- the account -----------------------------------------------------------------------------------
 
 
+def _prepare(out: Path) -> None:
+    """What the job needs in its folder."""
+    (out / "launches").mkdir(parents=True)
+    (out / f"{STARTS}.py").touch()
+
+
 def bare_mib(out: Path, options: argparse.Namespace) -> float | None:
     """Resident memory of the job without recorder and children: the most of it, seen ten times a second."""
-    (out / "bare" / "launches").mkdir(parents=True)
-    (out / "bare" / f"{STARTS}.py").touch()
-    command = [sys.executable, __file__, str(out / "bare"), "--job", str(options.bare_s), "--children-s", "0"]
-    command += ["--rate", str(options.rate), *(["--fake"] if options.fake else [])]
-    process, found = subprocess.Popen(command), []
+    _prepare(out / "bare")
+    process, found = _start_child(out / "bare", options.bare_s, options.rate, options.fake), []
     while process.poll() is None:
         reading = read(process.pid, 0.0)
         found += [] if reading is None else [reading.rss_mib]
@@ -292,8 +296,7 @@ def soak(out: Path, options: argparse.Namespace) -> int:
     """Run, watch, and account; the exit code."""
     import nanalyze.analysis as na
 
-    (out / "launches").mkdir(parents=True)
-    (out / f"{STARTS}.py").touch()
+    _prepare(out)
     begun = time.monotonic()
     bare = bare_mib(out, options) if options.bare_s else None
     within_s = None if options.within_s is None else options.within_s - (time.monotonic() - begun)

@@ -186,8 +186,8 @@ class Recorder:
     def _start_layers(self) -> None:
         try:
             self._driver = _libcuda()
-            if cuda_debugger() is not None:
-                raise RecorderError("kernels are not recorded: cuda-gdb has this process, and it excludes CUPTI")
+            if (debugger := cuda_debugger()) is not None:
+                raise RecorderError(f"kernels are not recorded: {debugger} has this process, and it excludes CUPTI")
         except RecorderError as error:
             self._complain(str(error))
         else:

@@ -110,8 +110,8 @@ def copy_grid(copies: Sequence[Row]) -> Grid:
             words(row["source"]),
             words(row["destination"]),
             numbers(values.count, row["copies"]),
-            numbers(_bytes, row["bytes"]),
-            numbers(_bytes, row["mean_bytes"]),
+            numbers(values.size, row["bytes"]),
+            numbers(values.size, row["mean_bytes"]),
             numbers(values.duration, row["total_ns"]),
             numbers(_rate, row["bytes_per_s"]),
         )
@@ -134,7 +134,7 @@ def graph_grid(counters: Sequence[Row]) -> Grid:
             numbers(values.duration, _value(found, "duration_ns")),
             measured(_value(found, "compute_pct"), "not counted"),
             measured(_value(found, "memory_pct"), "not counted"),
-            numbers(_bytes, _sum(found, "dram_read_bytes", "dram_write_bytes")),
+            numbers(values.size, _sum(found, "dram_read_bytes", "dram_write_bytes")),
         )
         for (process, _, graph), found in list(graphs.items())[:SHOWN_RANGES]
     ]
@@ -185,10 +185,6 @@ def _value(counters: dict[str, Row], name: str) -> float | None:
 def _sum(counters: dict[str, Row], *names: str) -> float | None:
     found = [_value(counters, name) for name in names]
     return None if any(value is None for value in found) else sum(value or 0.0 for value in found)
-
-
-def _bytes(value: object) -> str:
-    return values.scaled(value, "B")
 
 
 def _rate(value: object) -> str:

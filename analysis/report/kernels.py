@@ -309,7 +309,7 @@ def _dram_rate(row: Row, why: str) -> Cell:
     per_ns = values.ratio(row["dram_bytes"], row["measured_ns"])
     if per_ns is None:
         return Cell(values.DASH, title=why)
-    return Cell(values.scaled(per_ns * 1e9, "B/s"), title=f"{values.scaled(row['dram_bytes'], 'B')} a launch")
+    return Cell(values.scaled(per_ns * 1e9, "B/s"), title=f"{values.size(row['dram_bytes'])} a launch")
 
 
 def _dims(row: Row, what: str) -> str:

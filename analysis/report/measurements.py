@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ PERCENTAGES = {"compute_pct": "Compute", "memory_pct": "Memory", "l2_hit_pct": "
 BYTES = {"dram_read_bytes": "DRAM read", "dram_write_bytes": "DRAM written", "l2_bytes": "L2 traffic"}
 NAMES = ("configuration", "variant", "metric", "value", "low", "high", "unit", "repetitions", "method", "error")
 STATEMENT = f"""
-SELECT process, attributes FROM ranges
+SELECT attributes FROM ranges
 WHERE source = 'annotate' AND end_ns IS NOT NULL AND attributes LIKE '%"{ATTRIBUTE}"%"configurations"%'
 ORDER BY start_ns
 """
@@ -49,18 +48,13 @@ class Measurement:
 
 def collect(run: Run) -> list[Measurement]:
     """The measurements of a run, the latest last; none where the run was not written by `recorder.measure`."""
-    found = dict(_known(row["attributes"]) for row in run.arrow(STATEMENT).to_pylist())
-    found.pop("", None)
+    ranges = run.arrow(STATEMENT).to_pylist()
+    if not ranges:  # nearly always: then nothing of it is imported
+        return []
+    from nanalyze.analysis.measured_read import asked
+
+    found = {str(about["id"]): about for about in asked(ranges) if "id" in about}
     return [_read(run, identity, about) for identity, about in list(found.items())[-SHOWN_MEASUREMENTS:]]
-
-
-def _known(attributes: str) -> tuple[str, Mapping[str, Any]]:
-    """Id and settings that a range holds; an empty id where it holds none."""
-    try:
-        about = json.loads(attributes)[ATTRIBUTE]
-        return str(about["id"]) if "configurations" in about else "", about
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "", {}
 
 
 def _read(run: Run, identity: str, about: Mapping[str, Any]) -> Measurement:
@@ -160,7 +154,7 @@ def _cells(
     cells.append(numbers(values.count, metrics.get("launches", {}).get("value")))
     for name in counted:
         value = metrics.get(name, {}).get("value")
-        cells.append(measured(value, "not counted") if name in PERCENTAGES else numbers(_bytes, value))
+        cells.append(measured(value, "not counted") if name in PERCENTAGES else numbers(values.size, value))
     if has_clock:
         hertz = any_row.get("sm_clock_hz")
         cells.append(Cell(values.scaled(hertz, "Hz"), title=words(note).text if note else "", over=note is not None))
@@ -186,7 +180,3 @@ def _ratio(time: Row) -> Cell:
         return Cell(values.DASH)
     title = "" if low is None or high is None or low == high else f"95 % interval: {low:.3f} to {high:.3f}"
     return Cell(f"{ratio:.3f}{values.THIN}×", title=title)
-
-
-def _bytes(value: object) -> str:
-    return values.scaled(value, "B")

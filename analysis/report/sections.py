@@ -68,8 +68,8 @@ def device_grid(devices: Sequence[Row]) -> Grid:
             ),
             numbers(values.count, device["sm_count"]),
             numbers(_hertz, device["sm_clock_max_hz"]),
-            numbers(_bytes, device["memory_bytes"]),
-            numbers(_bytes, device["l2_bytes"]),
+            numbers(values.size, device["memory_bytes"]),
+            numbers(values.size, device["l2_bytes"]),
             numbers(_rate, device["dram_peak_bytes_per_s"]),
             words(device["peaks_source"], "wide"),
         )
@@ -242,10 +242,6 @@ def _more(total: int, what: str, where: str = "") -> str:
     if total <= SHOWN_ROWS:
         return ""
     return f"{total - SHOWN_ROWS:,} further {what}{f' are in {where}' if where else ''}."
-
-
-def _bytes(value: object) -> str:
-    return values.scaled(value, "B")
 
 
 def _rate(value: object) -> str:

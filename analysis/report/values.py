@@ -98,6 +98,11 @@ def scaled(value: Any, unit: str) -> str:
     return f"{digits(finite)}{THIN}{unit}"
 
 
+def size(value: Any) -> str:
+    """Bytes with a decimal prefix: `3.35 GB`."""
+    return scaled(value, "B")
+
+
 def share(value: Any) -> str:
     """A share (0 to 1) in percent; a small one is never rounded to nothing."""
     finite = number(value)
